@@ -1,0 +1,88 @@
+"""sagaspan: a safety net under AI agents that people already have.
+
+Sagas (automatic compensation in reverse) and idempotency (done once, through crashes and retries) as
+OpenTelemetry-native middleware. Every name is imported at its first use: ``import sagaspan`` imports no framework,
+no DuckDB and no exporter.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sagaspan._call import Call, Result
+    from sagaspan._guard import Guard
+    from sagaspan._middleware import CallNext, Middleware, compose
+    from sagaspan._run import Run
+    from sagaspan._tool import Tool
+    from sagaspan.exceptions import (
+        ApprovalDenied,
+        ApprovalExpired,
+        ApprovalPending,
+        BudgetExceeded,
+        CallInProgress,
+        CircuitOpen,
+        CompensationFailed,
+        ConfigurationError,
+        KeyConflict,
+        LockConflict,
+        LoopDetected,
+        NotApplied,
+        OutcomeUnknown,
+        PolicyDenied,
+        RateLimited,
+        Refused,
+        ReplayDivergence,
+        RunClosed,
+        RunConflict,
+        RunError,
+        RunInProgress,
+        SagaspanError,
+        SchemaOutdated,
+        ScopeFrozen,
+        StoreError,
+        StoreUnavailable,
+        ToolTimeout,
+    )
+    from sagaspan.ledger.records import CallInfo, CallState, RunInfo, RunState
+    from sagaspan.policy import Policy, Retry
+    from sagaspan.telemetry import configure_tracing
+
+_HOMES = {
+    "sagaspan._call": ("Call", "Result"),
+    "sagaspan._guard": ("Guard",),
+    "sagaspan._middleware": ("CallNext", "Middleware", "compose"),
+    "sagaspan._run": ("Run",),
+    "sagaspan._tool": ("Tool",),
+    "sagaspan.ledger.records": ("CallInfo", "CallState", "RunInfo", "RunState"),
+    "sagaspan.policy": ("Policy", "Retry"),
+    "sagaspan.telemetry": ("configure_tracing",),
+    "sagaspan.exceptions": (
+        "ApprovalDenied", "ApprovalExpired", "ApprovalPending", "BudgetExceeded", "CallInProgress", "CircuitOpen",
+        "CompensationFailed", "ConfigurationError", "KeyConflict", "LockConflict", "LoopDetected", "NotApplied",
+        "OutcomeUnknown", "PolicyDenied", "RateLimited", "Refused", "ReplayDivergence", "RunClosed", "RunConflict", "RunError",
+        "RunInProgress", "SagaspanError", "SchemaOutdated", "ScopeFrozen", "StoreError", "StoreUnavailable", "ToolTimeout",
+    ),
+}  # fmt: skip
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: PLE0604, RUF022 - sorted by the code, and compared with the names above by a test
+    *sorted([*_HOME_OF, "__version__"])
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("sagaspan")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'sagaspan' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,40 @@
+"""Finding the adapter of an object: entry points of the group ``sagaspan.adapters``, imported only on ``wrap``."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sagaspan.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from sagaspan._guard import Guard
+    from sagaspan.policy import PolicyBook
+
+GROUP: Final = "sagaspan.adapters"
+
+
+class Adapter(Protocol):
+    """What an entry point of the group names. ``knows`` must not import the framework."""
+
+    def knows(self, target: object) -> bool:
+        """Whether ``target`` is of this adapter's framework."""
+
+    def wrap(
+        self, guard: Guard, target: Any, book: PolicyBook, *, name: str | None, run_id: str | None, on_interrupt: Any
+    ) -> Any:
+        """``target`` guarded; the original stays as it is."""
+
+
+def find_adapter(target: object) -> Adapter:
+    """The first adapter that knows ``target``; raises ``ConfigurationError``."""
+    found = entry_points(group=GROUP)
+    for point in sorted(found, key=lambda point: point.name == "functions"):  # plain callables last: they know least
+        adapter: Adapter = point.load()
+        if adapter.knows(target):
+            return adapter
+    known = ", ".join(sorted(point.name for point in found)) or "none (reinstall sagaspan)"
+    raise ConfigurationError(
+        f"guard.wrap does not know what a {type(target).__module__}.{type(target).__qualname__} is; adapters installed: "
+        f"{known}. Wrap the agent, its tools, or a function"
+    )

@@ -1,0 +1,245 @@
+"""Where waiting happens: one coroutine body serves synchronous and asynchronous callers.
+
+Layers are ``async def`` and wait only through their call's backend. A synchronous backend finishes every step before
+it returns, so the coroutine never suspends and one ``send(None)`` runs it to its end (the idea of gel-python's
+``iter_coroutine``). The asynchronous one hands blocking steps to threads, with the context copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Body = Callable[[], Any]
+"""A tool body with its arguments bound: returns its value, or an awaitable of it."""
+
+LateResult = Callable[["Future[Any]"], None]
+"""Told how a body ended that nobody waits for any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[T]):
+    """A step that ran to its end, and the cancellation that arrived while it did (to be raised by the caller)."""
+
+    value: T
+    interrupted: BaseException | None = None
+
+
+class BodyTimeout(Exception):
+    """The body did not end in time; it may still be running."""
+
+
+class Backend(Protocol):
+    """How one call waits. ``is_async`` tells which caller it serves."""
+
+    is_async: bool
+
+    async def io(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking ledger step to its end, whatever happens to the caller meanwhile."""
+
+    async def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Finished[T]:
+        """As ``io``, but a cancellation is handed back with the step's value instead of raised."""
+
+    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, late: LateResult) -> Any:
+        """Run a tool body; raises ``BodyTimeout`` after ``timeout`` seconds and calls ``late`` when it ends."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait ``seconds``."""
+
+
+class SyncBackend:
+    """Every step finishes before it returns."""
+
+    is_async = False
+
+    async def io(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return step(*args, **kwargs)
+
+    async def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Finished[T]:
+        return Finished(step(*args, **kwargs))
+
+    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, late: LateResult) -> Any:
+        if is_async:
+            return private_loop().run(_awaiting(body), timeout, late)
+        if timeout is None:
+            return body()
+        return _wait(_in_thread(body), timeout, late)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - this backend serves callers without a loop
+
+
+class AsyncioBackend:
+    """Ledger steps run on their own executor, tool bodies on the loop or on threads."""
+
+    is_async = True
+
+    async def io(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        finished = await self.shielded(step, *args, **kwargs)
+        if finished.interrupted is not None:
+            raise finished.interrupted
+        return finished.value
+
+    async def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Finished[T]:
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(_ledger_executor(os.getpid()), lambda: context.run(step, *args, **kwargs))
+        return await _to_the_end(future)
+
+    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, late: LateResult) -> Any:
+        if is_async:
+            return await _await_body(body, timeout)
+        thread = _in_thread(body)
+        future = _bridge(thread)
+        try:
+            # Shielded: cancelling us does not stop the thread, and its late result is evidence.
+            await asyncio.wait_for(asyncio.shield(future), timeout)
+        except TimeoutError as error:
+            if thread.done():
+                return thread.result()
+            thread.add_done_callback(late)
+            raise BodyTimeout from error
+        except asyncio.CancelledError:
+            thread.add_done_callback(late)
+            raise
+        return thread.result()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+SYNC = SyncBackend()
+ASYNCIO = AsyncioBackend()
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Drive a coroutine whose every wait goes through ``SyncBackend``; raises ``RuntimeError`` if it suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        coroutine.close()
+    raise RuntimeError(
+        "a middleware awaited something other than call.io() or call.sleep() in a synchronous call; "
+        "use those, or call the tool with await"
+    )
+
+
+async def _to_the_end(future: asyncio.Future[T]) -> Finished[T]:
+    interrupted: BaseException | None = None
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            if future.cancelled():
+                raise
+            interrupted = error
+        except Exception:  # noqa: BLE001 - raised again by result() below, with the interruption in mind
+            break
+    return Finished(future.result(), interrupted)
+
+
+async def _await_body(body: Body, timeout: float | None) -> Any:
+    if timeout is None:
+        return await body()
+    deadline = asyncio.timeout(timeout)
+    try:
+        async with deadline:
+            return await body()
+    except TimeoutError as error:
+        if deadline.expired():
+            raise BodyTimeout from error
+        raise
+
+
+def _in_thread(body: Body) -> Future[Any]:
+    """One thread a body, not a pool: a body that hangs must not hold a place that others wait for."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+    threading.Thread(target=_fulfil, args=(future, context, body), name="sagaspan-tool", daemon=True).start()
+    return future
+
+
+def _fulfil(future: Future[Any], context: contextvars.Context, body: Body) -> None:
+    try:
+        future.set_result(context.run(body))
+    except BaseException as error:  # noqa: BLE001 - handed over whole, to be raised where the caller waits
+        future.set_exception(error)
+
+
+def _wait(future: Future[Any], timeout: float | None, late: LateResult) -> Any:
+    try:
+        return future.result(timeout)
+    except FutureTimeout as error:
+        if future.done():  # the body itself raised a TimeoutError
+            raise
+        future.add_done_callback(late)
+        raise BodyTimeout from error
+
+
+def _bridge(thread: Future[Any]) -> asyncio.Future[None]:
+    """A future of this loop that ends with ``thread``; a loop that is closed by then is not told."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def tell(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_end, ended)
+
+    thread.add_done_callback(tell)
+    return ended
+
+
+def _end(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+async def _awaiting(body: Body) -> Any:
+    return await body()
+
+
+class PrivateLoop:
+    """One event loop on one daemon thread, for asynchronous compensations and bodies in synchronous calls."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="sagaspan-loop", daemon=True).start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None, late: LateResult) -> T:
+        """Run ``coroutine`` there and wait for it, at most ``timeout`` seconds."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        result: T = _wait(future, timeout, late)
+        return result
+
+
+def private_loop() -> PrivateLoop:
+    """This process's private loop (a forked child gets its own: threads do not survive a fork)."""
+    return _private_loop(os.getpid())
+
+
+@cache
+def _private_loop(pid: int) -> PrivateLoop:  # noqa: ARG001 - the key of the cache
+    return PrivateLoop()
+
+
+@cache
+def _ledger_executor(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - the key of the cache
+    return ThreadPoolExecutor(max_workers=8, thread_name_prefix="sagaspan-ledger")
+

@@ -1,0 +1,98 @@
+"""What flows through the onion: a frozen ``Call`` inwards, a frozen ``Result`` outwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ParamSpec, Self, TypeVar
+
+from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, Tracer
+
+from sagaspan._backends import Backend, Finished
+from sagaspan._compensation import Compensation
+from sagaspan._tool import Tool
+from sagaspan.keys import CallKey, idempotency_headers
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NO_TRACER = NoOpTracer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the layers want of the claim; the ledger writes all of it at once."""
+
+    compensation: Compensation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a tool with its arguments bound: ``arguments`` are its identity, ``context`` only reaches the body.
+
+    ``invoke`` runs the unguarded body with all arguments by name (an awaitable if the tool is async). ``run`` is the
+    run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of the run, from 0.
+    """
+
+    id: str
+    tool: Tool
+    arguments: Mapping[str, Any]
+    context: Mapping[str, Any] = field(default_factory=dict)
+    invoke: Callable[[Mapping[str, Any]], Any]
+    encoded: str
+    key: CallKey
+    generation: int
+    idempotency_key: str
+    run: RunRecord
+    resumed: bool = False
+    replaying: bool = False
+    occurrence: int = 0
+    backend: Backend
+    tool_call_id: str | None = None
+    agent: str | None = None
+    ancestors: tuple[str, ...] = ()
+    span: Span = INVALID_SPAN
+    tracer: Tracer = _NO_TRACER
+    declared: Declared = Declared()
+
+    @property
+    def idempotency_headers(self) -> dict[str, str]:
+        """The key as the HTTP headers that common payment APIs read."""
+        return idempotency_headers(self.idempotency_key)
+
+    def declare(self, **wishes: Any) -> Self:
+        """A copy that asks more of the claim (fields of ``Declared``)."""
+        return replace(self, declared=replace(self.declared, **wishes))
+
+    async def io(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking ledger step to its end."""
+        return await self.backend.io(step, *args, **kwargs)
+
+    async def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Finished[T]:
+        """Run a blocking ledger step to its end, and be told of a cancellation that came meanwhile."""
+        return await self.backend.shielded(step, *args, **kwargs)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait ``seconds``."""
+        await self.backend.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a claimed call ended: ``value``, or the ``error`` that its body raised.
+
+    ``outcome`` is ``executed``, ``replayed`` or ``joined`` (``semconv.IDEMPOTENCY_OUTCOME``). Refusals are raised
+    instead: a refused call has no result.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    state: CallState
+    outcome: str
+    record: CallRecord
+
+    @property
+    def executed(self) -> bool:
+        """Whether this call ran the body, rather than being served from the ledger."""
+        return self.outcome == "executed"

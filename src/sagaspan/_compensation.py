@@ -1,0 +1,94 @@
+"""The function that undoes a call, and how it gets what it asks for by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sagaspan.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from sagaspan.ledger.records import CallInfo
+
+RESERVED: Final = ("result", "compensation_data", "idempotency_key", "call")
+"""What a compensation can ask for besides the forward arguments; these names win."""
+
+_FILLABLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compensation:
+    """A compensating function, checked against the call it undoes."""
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    module: str
+    declared: frozenset[str]
+    takes_all: bool
+
+    def arguments(self, forward: CallInfo, idempotency_key: str) -> dict[str, Any]:
+        """The keyword arguments that undo ``forward``; ``idempotency_key`` is the compensation's own."""
+        available: dict[str, Any] = {
+            **forward.args,
+            "result": forward.result,
+            "compensation_data": _compensation_data(forward.result),
+            "idempotency_key": idempotency_key,
+            "call": forward,
+        }
+        wanted = self.declared | set(forward.args) if self.takes_all else self.declared
+        return {name: available[name] for name in wanted if name in available}
+
+
+def compensation_of(
+    function: Callable[..., Any], parameters: Collection[str], *, where: str, name: str | None = None
+) -> Compensation:
+    """``function`` as the compensation of a call with ``parameters``.
+
+    Raises ``ConfigurationError`` if it declares a parameter that nothing can fill, or a reserved name that is also a
+    parameter of the call.
+    """
+    name = name or getattr(function, "__name__", type(function).__name__)
+    declared, takes_all = _declared(function, parameters, where=where, name=name)
+    clash = sorted(declared & set(parameters) & set(RESERVED))
+    if clash:
+        raise ConfigurationError(
+            f"{where}: the compensation {name!r} declares {clash[0]!r}, which is reserved but also an argument of the "
+            "call; rename the argument"
+        )
+    return Compensation(
+        name=name,
+        function=function,
+        is_async=is_async_callable(function),
+        module=getattr(function, "__module__", None) or "",
+        declared=declared,
+        takes_all=takes_all,
+    )
+
+
+def is_async_callable(function: Callable[..., Any]) -> bool:
+    """Whether calling ``function`` gives an awaitable."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _declared(
+    function: Callable[..., Any], parameters: Collection[str], *, where: str, name: str
+) -> tuple[frozenset[str], bool]:
+    declared, takes_all = set(), False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            takes_all = True
+        elif parameter.kind in _FILLABLE and parameter.name in {*parameters, *RESERVED}:
+            declared.add(parameter.name)
+        elif parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+            raise ConfigurationError(
+                f"{where}: nothing can fill the parameter {parameter.name!r} of the compensation {name!r}; it can take "
+                f"the call's arguments ({', '.join(parameters) or 'none'}) and {', '.join(RESERVED)}"
+            )
+    return frozenset(declared), takes_all
+
+
+def _compensation_data(result: Any) -> Any:
+    return result.get("compensation_data") if isinstance(result, Mapping) else None

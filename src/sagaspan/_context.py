@@ -1,0 +1,25 @@
+"""The run and the call in force, by context variable: they follow threads and tasks that work is handed to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sagaspan._call import Call
+    from sagaspan._run import Run
+
+current_run: ContextVar[Run | None] = ContextVar("sagaspan_run", default=None)
+current_call: ContextVar[Call | None] = ContextVar("sagaspan_call", default=None)
+
+
+@contextlib.contextmanager
+def call_in_force(call: Call) -> Iterator[None]:
+    """Make ``call`` the current one while its body runs."""
+    token = current_call.set(call)
+    try:
+        yield
+    finally:
+        current_call.reset(token)

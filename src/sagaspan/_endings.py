@@ -1,0 +1,66 @@
+"""How a run ends: one pure decision from what left it and what is still open (design, section 3, "Who triggers")."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from sagaspan.exceptions import (
+    ApprovalPending,
+    BudgetExceeded,
+    CallInProgress,
+    LoopDetected,
+    OutcomeUnknown,
+    RunClosed,
+    RunInProgress,
+    StoreUnavailable,
+)
+from sagaspan.ledger.transitions import RunEvent
+
+_HOLDING: Final = (RunInProgress, CallInProgress, RunClosed, StoreUnavailable, OutcomeUnknown)
+_INTERRUPTIONS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The event that ends a run, and its ``reason`` (one word)."""
+
+    event: RunEvent
+    reason: str | None = None
+
+
+def ending_of(
+    error: BaseException | None, *, aborted: bool, paused: bool, unresolved: bool, on_interrupt: str
+) -> Ending:
+    """What becomes of a run that ``error`` (or nothing) leaves.
+
+    ``unresolved``: a declared write may or may not have happened, so nothing is compensated by a guess.
+    """
+    if paused or isinstance(error, ApprovalPending):
+        return Ending(event=RunEvent.PAUSE, reason="approval" if isinstance(error, ApprovalPending) else "interrupt")
+    reason = "aborted" if aborted else _reason(error)
+    if reason is None:
+        return Ending(event=RunEvent.HOLD, reason="unresolved") if unresolved else Ending(event=RunEvent.COMPLETE)
+    if not aborted and isinstance(error, _HOLDING):
+        return Ending(event=RunEvent.HOLD, reason=reason)
+    if not aborted and isinstance(error, _INTERRUPTIONS) and on_interrupt == "hold":
+        return Ending(event=RunEvent.HOLD, reason=reason)
+    return Ending(event=RunEvent.HOLD if unresolved else RunEvent.COMPENSATE, reason=reason)
+
+
+def _reason(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
+    for kinds, reason in _REASONS:
+        if isinstance(error, kinds):
+            return reason
+    return "error"
+
+
+_REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
+    (OutcomeUnknown, "unresolved"),
+    (BudgetExceeded, "budget"),
+    (LoopDetected, "loop"),
+    (_INTERRUPTIONS, "interrupted"),
+)

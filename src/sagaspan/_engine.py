@@ -1,0 +1,321 @@
+"""The machinery behind a guard: its store, its tools, its onion, and the making of a call."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry.trace import INVALID_SPAN, Span, TracerProvider
+
+from sagaspan import _owner as owner
+from sagaspan import codecs
+from sagaspan._backends import SYNC, Backend, run_sync
+from sagaspan._call import Call, Result
+from sagaspan._clock import new_id, now_us
+from sagaspan._compensation import Compensation, compensation_of
+from sagaspan._context import current_call, current_run
+from sagaspan._middleware import Middleware, compose
+from sagaspan._spans import tracer_of
+from sagaspan._tool import Tool
+from sagaspan.exceptions import ConfigurationError, PolicyDenied
+from sagaspan.keys import BUSINESS_SCOPE, CallKey, KeySource, canonical, fingerprint, idempotency_key, run_scope
+from sagaspan.ledger import transitions
+from sagaspan.ledger.ledger import Ledger
+from sagaspan.ledger.records import CallRecord, RunRecord, RunState
+from sagaspan.ledger.store import RunChange, Store
+from sagaspan.ledger.transitions import RunEvent
+from sagaspan.middleware.replay import ReplayMiddleware
+from sagaspan.middleware.saga import SagaMiddleware
+from sagaspan.middleware.telemetry import TelemetryMiddleware
+
+if TYPE_CHECKING:
+    from sagaspan._run import Run
+
+_log = logging.getLogger("sagaspan")
+SESSION: Final = "session"
+"""The name of the run that calls outside any run share."""
+
+Invoke = Callable[[Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a framework's call comes from, for its span and record."""
+
+    tool_call_id: str | None = None
+    agent: str | None = None
+
+
+_NOWHERE: Final = Origin()
+
+
+class Engine:
+    """Makes calls of tools and sends them through the onion."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        namespace: str,
+        middleware: Sequence[Middleware],
+        tracer_provider: TracerProvider | None,
+        require_run: bool,
+    ) -> None:
+        self.store = store
+        self.namespace = namespace
+        self.tracer = tracer_of(tracer_provider)
+        self.tools: dict[str, Tool] = {}
+        self.open_runs = 0
+        self._require_run = require_run
+        self._unresolved: set[Tool] = set()
+        self._compensations: dict[tuple[str, str], Compensation] = {}
+        self._session: RunRecord | None = None
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+        ledger = Ledger(store)
+        layers: list[Middleware] = [
+            TelemetryMiddleware(self.tracer),
+            *middleware,
+            ReplayMiddleware(ledger.serve),
+            SagaMiddleware(self.compensation_for),
+        ]
+        self._onion = compose(layers, ledger)
+
+    @property
+    def no_span(self) -> Span:
+        """The parent of spans that have none."""
+        return INVALID_SPAN
+
+    # -- tools -----------------------------------------------------------------------------------------------
+
+    def register(self, tool: Tool) -> None:
+        """Know ``tool`` by name; raises ``ConfigurationError`` if another function has it already."""
+        known = self.tools.get(tool.name)
+        if known is not None and not _same_function(known.function, tool.function):
+            raise ConfigurationError(
+                f"the tool name {tool.name!r} is taken by {_described(known.function)}; give {_described(tool.function)} "
+                f"another: guard.tool('NAME', ...)"
+            )
+        self.tools[tool.name] = tool
+        self.prepare(tool)
+
+    def prepare(self, tool: Tool) -> None:
+        """Remember the compensation of ``tool``; one named by a string is looked up before the next body runs."""
+        if tool.compensation is not None:
+            self._compensations[tool.name, tool.compensation.name] = tool.compensation
+        elif tool.policy.compensate is not None:
+            self._unresolved.add(tool)
+
+    def compensation_for(self, tool: Tool) -> Compensation | None:
+        """The compensation of ``tool``."""
+        if tool.compensation is not None or tool.policy.compensate is None:
+            return tool.compensation
+        return self._compensations[tool.name, str(tool.policy.compensate)]
+
+    def find_compensation(self, call: CallRecord) -> Compensation | None:
+        """The compensation registered for a recorded call, or None."""
+        if self._unresolved:
+            self._resolve_names()
+        return self._compensations.get((call.tool, call.compensate or ""))
+
+    def _resolve_names(self) -> None:
+        """Look up every compensation named by a string; raises ``ConfigurationError``, before any body has run."""
+        for tool in list(self._unresolved):
+            name = str(tool.policy.compensate)
+            undo = self.tools.get(name)
+            if undo is None:
+                near = difflib.get_close_matches(name, list(self.tools), n=3)
+                hint = f"did you mean {', '.join(near)}?" if near else "register it with @guard.tool"
+                raise ConfigurationError(f"tool {tool.name!r}: there is no tool {name!r} to compensate it; {hint}")
+            where = f"tool {tool.name!r}"
+            self._compensations[tool.name, name] = compensation_of(
+                undo.function, tool.parameters, where=where, name=name
+            )
+            self._unresolved.discard(tool)
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        *,
+        context: Mapping[str, Any],
+        invoke: Invoke,
+        backend: Backend,
+        origin: Origin = _NOWHERE,
+    ) -> Any:
+        """Send one call through the onion; returns what the caller of the tool gets, or raises it."""
+        if self._unresolved:
+            self._resolve_names()
+        run = self.run_in_force(backend, tool)
+        if run is None:
+            return self._deliver(tool, None, await self._onion(self._make(tool, arguments, context, invoke, backend, origin, None)))
+        with run.busy():
+            call = self._make(tool, arguments, context, invoke, backend, origin, run)
+            return self._deliver(tool, run, await self._onion(call))
+
+    def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
+        """The run that a call made here belongs to; None is the session. Raises ``RunClosed``, ``PolicyDenied``."""
+        run = current_run.get()
+        if run is not None and run.engine is self:
+            run.check_open(tool, backend)
+            return run
+        if self._require_run:
+            raise PolicyDenied(
+                f"tool {tool.name!r} was called outside a run, and this guard has require_run=True; use with guard.run(...)"
+            )
+        if self.open_runs and tool.policy.compensate is not None and tool.name not in self._warned:
+            self._warned.add(tool.name)
+            _log.warning(
+                "tool %r was called outside a run while a run is open: a plain thread does not inherit it, so this call is "
+                "not rolled back with it. Hand the context over: contextvars.copy_context().run(...)",
+                tool.name,
+            )
+        return None
+
+    def _make(
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        context: Mapping[str, Any],
+        invoke: Invoke,
+        backend: Backend,
+        origin: Origin,
+        run: Run | None,
+    ) -> Call:
+        record = self._session_run() if run is None else run.record
+        plain = _plain(tool, arguments)
+        parent = current_call.get()
+        if parent is not None and parent.run.namespace != self.namespace:
+            parent = None
+        key, occurrence = self._key(tool, arguments, plain, record, run)
+        return Call(
+            id=new_id(now_us()),
+            tool=tool,
+            arguments=arguments,
+            context=context,
+            invoke=invoke,
+            encoded=codecs.dump(plain),
+            key=key,
+            generation=0,
+            idempotency_key=idempotency_key(self.namespace, key.scope, tool.name, key.value, 0),
+            run=record,
+            resumed=run is not None and run.resumed,
+            replaying=run is not None and run.replaying,
+            occurrence=occurrence,
+            backend=backend,
+            tool_call_id=origin.tool_call_id,
+            agent=origin.agent,
+            ancestors=() if parent is None else (*parent.ancestors, parent.id),
+        )
+
+    def _key(
+        self, tool: Tool, arguments: Mapping[str, Any], plain: Mapping[str, Any], record: RunRecord, run: Run | None
+    ) -> tuple[CallKey, int]:
+        digest = fingerprint([tool.name, plain])
+        if tool.policy.key is not None:
+            value = _business_key(tool, arguments)
+            return CallKey(source=KeySource.BUSINESS, scope=BUSINESS_SCOPE, value=value, fingerprint=digest), 0
+        if run is None:
+            scope = run_scope(record.id, 0)
+            return CallKey(source=KeySource.UNIQUE, scope=scope, value=new_id(now_us()), fingerprint=digest), 0
+        occurrence = run.occurrence(tool.name, digest)
+        number = occurrence if tool.policy.repeat_rule == "new" else 0
+        scope = run_scope(record.id, record.generation)
+        value = digest if number == 0 else f"{digest}.{number}"
+        return CallKey(source=KeySource.CONTENT, scope=scope, value=value, fingerprint=digest), occurrence
+
+    def _deliver(self, tool: Tool, run: Run | None, result: Result) -> Any:
+        error = result.error
+        if error is None:
+            return result.value
+        if run is not None:
+            run.saw(result)
+        if isinstance(error, Exception) and not isinstance(error, tool.suspends):
+            if tool.policy.critical is False:
+                return {"status": str(result.state), "error": f"{type(error).__name__}: {error}", "call": result.record.id}
+            if tool.policy.critical and run is not None:
+                run.doom(error)
+        raise error
+
+    # -- the session -----------------------------------------------------------------------------------------
+
+    def _session_run(self) -> RunRecord:
+        if self._session is not None:
+            return self._session
+        with self._lock:
+            if self._session is None:
+                now = now_us()
+                record = RunRecord(
+                    namespace=self.namespace, id=f"{SESSION}-{new_id(now)}", name=SESSION, state=RunState.RUNNING,
+                    input_fingerprint=fingerprint(None), owner=owner.this_process(), created_us=now, started_us=now,
+                )  # fmt: skip
+                opened, audit = transitions.open_run(record)
+                self.store.commit([RunChange(opened, audit)], synced=False)
+                owner.hold(f"run:{record.namespace}/{record.id}")
+                self._session = opened
+        return self._session
+
+    def close(self) -> None:
+        """End the session run and give the store back."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            after, audit = transitions.move_run(session, RunEvent.COMPLETE, now_us())
+            self.store.commit([RunChange(after, audit, session.version)], synced=False)
+            owner.drop(f"run:{session.namespace}/{session.id}")
+        self.store.close()
+
+
+def call_sync(engine: Engine, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call ``tool`` as its function is called, for a synchronous caller."""
+    arguments, context = tool.bind(args, kwargs)
+    return run_sync(engine.call(tool, arguments, context=context, invoke=tool.invoke, backend=SYNC))
+
+
+def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as JSON data, those without encoding by their kind if a business key stands for them."""
+    plain = {}
+    for name, value in arguments.items():
+        try:
+            plain[name] = codecs.to_json(value, name)
+        except codecs.Unencodable as problem:
+            if tool.policy.key is None:
+                raise ConfigurationError(
+                    f"tool {tool.name!r} did not run: its argument {problem}. Pass plain data, or declare key= to say what "
+                    "makes a call the same"
+                ) from problem
+            plain[name] = codecs.unrecorded(problem)
+    return plain
+
+
+def _business_key(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    if tool.key_expression is not None:
+        try:
+            value = tool.key_expression.evaluate(arguments)
+        except Exception as error:
+            raise ConfigurationError(
+                f"tool {tool.name!r} did not run: its key {tool.key_expression.source!r} failed: {error}"
+            ) from error
+    else:
+        function: Any = tool.policy.key
+        value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
+    if value is None or value == "":
+        raise ConfigurationError(f"tool {tool.name!r} did not run: its key came out empty; it must name the operation")
+    return value if isinstance(value, str) else canonical(codecs.to_json(value)).decode()
+
+
+def _same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions are the same definition (a module may be imported or a factory called twice)."""
+    return one is other or _described(one) == _described(other)
+
+
+def _described(function: Callable[..., Any]) -> str:
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{getattr(kind, '__module__', '?')}.{kind.__qualname__}"

@@ -1,0 +1,327 @@
+"""``Guard``: what users hold. It declares tools, wraps agents and opens runs."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
+
+from opentelemetry.trace import TracerProvider
+
+from sagaspan import _owner as owner
+from sagaspan import codecs
+from sagaspan._adapters import find_adapter
+from sagaspan._backends import ASYNCIO, SYNC, run_sync
+from sagaspan._call import Call
+from sagaspan._clock import now_us
+from sagaspan._context import current_call, current_run
+from sagaspan._engine import Engine, Origin, call_sync
+from sagaspan._home import home
+from sagaspan._middleware import Middleware
+from sagaspan._run import Run
+from sagaspan._tool import MARK, Tool, tool_of
+from sagaspan._views import Calls, Runs
+from sagaspan.exceptions import ConfigurationError
+from sagaspan.keys import fingerprint
+from sagaspan.ledger.records import RunRecord, RunState
+from sagaspan.policy import Policies, Policy, PolicyBook, load_policies
+from sagaspan.stores import Durability, Migrate, connect, sqlite_url
+
+P = ParamSpec("P")
+T = TypeVar("T")
+OnInterrupt = Literal["hold", "compensate"]
+
+
+class Guard:
+    """A safety net: one store, its policies, and everything that is called under them.
+
+    Args:
+        store: ``"sqlite:///path"``; None is ``SAGASPAN_STORE``, else ``ledger.db`` in the nearest ``.sagaspan``.
+        policies: name or glob of a tool to its ``Policy``, or the path of a TOML file with ``[tools.NAME]`` tables.
+        middleware: layers of your own, outermost first, between telemetry and the guard's own.
+        namespace: keeps several applications apart in one store.
+        on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None decides by who chose its id.
+        require_run: refuse calls outside a run.
+        migrate: ``"auto"``, or ``"check"`` to refuse an older ledger.
+        tracer_provider: where spans go; None is the global provider.
+        durability: ``"normal"`` syncs claims, ``"full"`` every commit.
+
+    Nothing is opened before the first call. Raises ``ConfigurationError`` for anything declared wrongly.
+    """
+
+    def __init__(
+        self,
+        store: str | None = None,
+        *,
+        policies: Policies | str | Path | None = None,
+        middleware: Sequence[Middleware] = (),
+        namespace: str = "default",
+        on_interrupt: OnInterrupt | None = None,
+        require_run: bool = False,
+        migrate: Migrate = "auto",
+        tracer_provider: TracerProvider | None = None,
+        durability: Durability = "normal",
+    ) -> None:
+        _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
+        _check_choice("migrate", migrate, ("auto", "check"))
+        _check_choice("durability", durability, ("normal", "full"))
+        book = load_policies(policies)
+        from_file = isinstance(policies, str | Path)
+        self._file = book if from_file else PolicyBook(None, source="policies")
+        self._book = PolicyBook(None, source="policies") if from_file else book
+        self._on_interrupt = on_interrupt
+        self._store = connect(store or default_store(), migrate=migrate, durability=durability)
+        self._engine = Engine(
+            self._store,
+            namespace=namespace,
+            middleware=middleware,
+            tracer_provider=tracer_provider,
+            require_run=require_run,
+        )
+
+    # -- tools -------------------------------------------------------------------------------------------------
+
+    @overload
+    def tool(self, function: Callable[P, T], /) -> Callable[P, T]: ...
+    @overload
+    def tool(self, name: str | None = None, /, **fields: Any) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+    def tool(self, function: Any = None, /, **fields: Any) -> Any:
+        """Declare a function as a tool: ``@guard.tool``, ``@guard.tool(...)`` or ``guard.tool("name", ...)``.
+
+        ``fields`` are those of ``Policy``. The signature is kept; sync stays sync, async stays async. Raises
+        ``ConfigurationError``.
+        """
+        if callable(function):
+            return self._guarded(function, None, fields)
+        return lambda decorated: self._guarded(decorated, function, fields)
+
+    def _guarded(self, function: Callable[..., Any], name: str | None, fields: dict[str, Any]) -> Callable[..., Any]:
+        name = name or getattr(function, "__name__", type(function).__name__)
+        try:
+            declared = Policy(**fields)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"tool {name!r}: {error}") from error
+        tool = tool_of(function, name=name, policy=self.policy_for(name, declared))
+        self._engine.register(tool)
+        return guarded_function(self, tool)
+
+    def policy_for(self, name: str, declared: Policy, wrapped: PolicyBook | None = None) -> Policy:
+        """The policy in force for a tool: file over wrap over guard over what the tool itself declares."""
+        policy = self._book.for_tool(name).over(declared)
+        if wrapped is not None:
+            policy = wrapped.for_tool(name).over(policy)
+        return self._file.for_tool(name).over(policy)
+
+    # -- agents ------------------------------------------------------------------------------------------------
+
+    def wrap(
+        self,
+        target: T,
+        policies: Policies | None = None,
+        *,
+        name: str | None = None,
+        run_id: str | None = None,
+        on_interrupt: OnInterrupt | None = None,
+    ) -> T:
+        """``target`` guarded, of the same type as before; the original is left as it is.
+
+        Args:
+            target: an agent, graph or tool of a framework whose adapter is installed, a function, or a list of tools.
+            policies: for its tools by name or glob, over those of the guard.
+            name: what its runs are called.
+            run_id: the id of the run it opens if none is in force; None makes one for each invocation.
+            on_interrupt: as for ``Guard``.
+
+        Raises ``ConfigurationError`` for an object no adapter knows, or a policy for a tool it does not have.
+        """
+        _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
+        book = PolicyBook(policies, source="wrap(policies)")
+        wrapped: T = find_adapter(target).wrap(
+            self, target, book, name=name, run_id=run_id, on_interrupt=on_interrupt
+        )
+        return wrapped
+
+    def define(self, function: Callable[..., Any], *, name: str, policy: Policy, **details: Any) -> Tool:
+        """A tool of an agent that an adapter wraps (``details``: those of ``sagaspan.adapters.tool_of``)."""
+        tool = tool_of(function, name=name, policy=policy, **details)
+        self._engine.prepare(tool)
+        return tool
+
+    def call_tool(
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        invoke: Callable[[Mapping[str, Any]], Any],
+        *,
+        tool_call_id: str | None = None,
+        agent: str | None = None,
+    ) -> Any:
+        """Call a defined tool from an adapter: ``invoke`` runs its body with ``arguments``."""
+        origin = Origin(tool_call_id=tool_call_id, agent=agent)
+        return run_sync(
+            self._engine.call(tool, arguments, context={}, invoke=invoke, backend=SYNC, origin=origin)
+        )
+
+    async def acall_tool(
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        invoke: Callable[[Mapping[str, Any]], Any],
+        *,
+        tool_call_id: str | None = None,
+        agent: str | None = None,
+    ) -> Any:
+        """As ``call_tool`` in a running loop; ``invoke`` gives an awaitable if ``tool.is_async``."""
+        origin = Origin(tool_call_id=tool_call_id, agent=agent)
+        return await self._engine.call(
+            tool, arguments, context={}, invoke=invoke, backend=ASYNCIO, origin=origin
+        )
+
+    # -- runs --------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        name: str = "run",
+        id: str | None = None,  # noqa: A002 - the contract's word
+        *,
+        input: Any = None,  # noqa: A002 - the contract's word
+        user: str | None = None,
+        tenant: str | None = None,
+        agent: str | None = None,
+        conversation: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        on_interrupt: OnInterrupt | None = None,
+        wait: float = 0,
+        reopen: bool = False,
+        nested: bool = True,
+    ) -> Run:
+        """A run to enter with ``with`` or ``async with``: its steps are undone together.
+
+        The same ``id`` resumes: what is done is answered from the ledger. ``wait`` is seconds to wait for another worker
+        inside the run; ``reopen`` starts a run over that was rolled back. Entering raises ``RunInProgress``,
+        ``RunConflict``, ``RunClosed`` or ``StoreError``.
+        """
+        _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
+        outer = current_run.get() if nested else None
+        if outer is not None and outer.engine is not self._engine:
+            outer = None
+        generated = outer.child_id(name) if outer else f"{name}-{secrets.token_hex(6)}"
+        chosen = on_interrupt or self._on_interrupt or ("hold" if id else "compensate")
+        if outer is not None and id is None:
+            chosen = on_interrupt or self._on_interrupt or outer.record.on_interrupt  # type: ignore[assignment] # checked
+        now = now_us()
+        wanted = RunRecord(
+            namespace=self._engine.namespace,
+            id=id or generated,
+            name=name,
+            parent_id=outer.id if outer else None,
+            conversation=conversation,
+            user=user,
+            tenant=tenant,
+            agent=agent,
+            tags=_encoded("tags", dict(tags or {})),
+            input=None if input is None else _encoded("input", input),
+            input_fingerprint=fingerprint(_plain("input", input)),
+            state=RunState.RUNNING,
+            on_interrupt=chosen,
+            owner=owner.this_process(),
+            created_us=now,
+            started_us=now,
+        )
+        return Run(self._engine, wanted, wait=wait, reopen=reopen)
+
+    def current_run(self) -> Run | None:
+        """The run in force here, or None."""
+        run = current_run.get()
+        return run if run is not None and run.engine is self._engine else None
+
+    def current_call(self) -> Call | None:
+        """The call whose body is running here, or None; it has ``idempotency_key`` and ``idempotency_headers``."""
+        return current_call.get()
+
+    # -- the ledger ----------------------------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> Runs:
+        """What the ledger has of runs."""
+        return Runs(self._store)
+
+    @property
+    def calls(self) -> Calls:
+        """What the ledger has of calls."""
+        return Calls(self._store)
+
+    def close(self) -> None:
+        """End the session and close the store; the guard may be used again, and opens again then."""
+        self._engine.close()
+
+    async def aclose(self) -> None:
+        """As ``close``, for asynchronous callers."""
+        await ASYNCIO.io(self._engine.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def guarded_function(guard: Guard, tool: Tool) -> Callable[..., Any]:
+    """A function with the signature of ``tool`` that goes through ``guard``."""
+    engine = guard._engine  # noqa: SLF001 - the same room
+    function = tool.function
+
+    if tool.is_async:
+
+        @functools.wraps(function)
+        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
+            arguments, context = tool.bind(args, kwargs)
+            return await engine.call(tool, arguments, context=context, invoke=tool.invoke, backend=ASYNCIO)
+
+        guarded: Callable[..., Any] = guarded_async
+    else:
+
+        @functools.wraps(function)
+        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+            return call_sync(engine, tool, args, kwargs)
+
+        guarded = guarded_sync
+    setattr(guarded, MARK, tool)
+    return guarded
+
+
+def default_store() -> str:
+    """``SAGASPAN_STORE``, else the URL of ``ledger.db`` in the home in force."""
+    import os
+
+    return os.environ.get("SAGASPAN_STORE") or sqlite_url(home() / "ledger.db")
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        words = ", ".join(repr(choice) for choice in choices)
+        raise ConfigurationError(f"{name}={value!r} is not one of {words}")
+
+
+def _plain(what: str, value: Any) -> Any:
+    try:
+        return codecs.to_json(value, what)
+    except codecs.Unencodable as problem:
+        raise ConfigurationError(f"the {what} of a run cannot be recorded: {problem}; pass plain data") from problem
+
+
+def _encoded(what: str, value: Any) -> str:
+    return codecs.dump(_plain(what, value))

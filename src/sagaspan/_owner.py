@@ -1,0 +1,95 @@
+"""Who holds a record, and the proof that a holder is dead (rule book (a) 4).
+
+A process is named by boot id, pid-namespace inode, pid, start time and a random part. On the same boot and in the
+same pid namespace, a pid that is gone or that started at another time proves death at once; of a process elsewhere
+(another host or container, or a system without ``/proc``) nothing is proved. Within this process a holder is a token
+that is dropped when its work ends.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from functools import cache
+from pathlib import Path
+
+_SEPARATOR = ":"
+_alive: set[str] = set()
+_lock = threading.Lock()
+
+
+def this_process() -> str:
+    """The name of this process as a holder of records."""
+    return _name(os.getpid())
+
+
+def is_self(owner: str) -> bool:
+    """Whether ``owner`` is this process."""
+    return owner == this_process()
+
+
+def hold(token: str) -> None:
+    """This process works on ``token`` (a call or run id) from now on."""
+    _alive.add(token)
+
+
+def hold_new(token: str) -> bool:
+    """As ``hold``, unless this process works on ``token`` already (then False)."""
+    with _lock:
+        if token in _alive:
+            return False
+        _alive.add(token)
+        return True
+
+
+def drop(token: str) -> None:
+    """This process's work on ``token`` has ended, however it ended."""
+    _alive.discard(token)
+
+
+def provably_dead(owner: str, token: str) -> bool:
+    """Whether the holder ``owner`` of ``token`` is certain to write no more; False is no proof of life."""
+    if is_self(owner):
+        return token not in _alive
+    mine, theirs = _parts(this_process()), _parts(owner)
+    if mine is None or theirs is None or theirs[:2] != mine[:2]:
+        return False
+    return _start_time(int(theirs[2])) != theirs[3]
+
+
+@cache
+def _name(pid: int) -> str:
+    boot, namespace, start = _boot_id(), _pid_namespace(), _start_time(pid)
+    return _SEPARATOR.join((boot, namespace, str(pid), start, secrets.token_hex(4)))
+
+
+def _parts(owner: str) -> tuple[str, str, str, str] | None:
+    parts = owner.split(_SEPARATOR)
+    if len(parts) != 5 or not parts[0] or not parts[1] or not parts[2].isdigit():
+        return None
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def _boot_id() -> str:
+    return _read("/proc/sys/kernel/random/boot_id").strip()
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str:
+    """Clock ticks since boot at which ``pid`` started; empty if it is gone or a zombie (it writes no more)."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return "" if len(fields) < 20 or fields[0] in "ZX" else fields[19]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

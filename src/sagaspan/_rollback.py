@@ -1,0 +1,282 @@
+"""Rolling back: every step that happened is undone in reverse start order, or listed as not (rule book (b)).
+
+An undo is at least once and has a record and a key of its own. One that fails does not stop the older ones: it
+becomes a dead letter, ``compensation_failed``, and a person must look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from opentelemetry.trace import Span, Tracer
+
+from sagaspan import _owner as owner
+from sagaspan import _spans as spans
+from sagaspan import codecs, semconv
+from sagaspan._backends import Backend
+from sagaspan._call import Call
+from sagaspan._clock import new_id, now_us
+from sagaspan._compensation import Compensation
+from sagaspan._tool import tool_of
+from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
+from sagaspan.ledger import transitions
+from sagaspan.ledger.attempts import Ended, run_attempts
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, call_info
+from sagaspan.ledger.store import CallChange, Store
+from sagaspan.ledger.transitions import CallEvent
+from sagaspan.policy import Policy, Retry
+
+FindCompensation = Callable[[CallRecord], Compensation | None]
+"""The compensation registered for a recorded call, or None."""
+
+PATIENCE_SECONDS: Final = 5.0
+_RETRY: Final = Retry(attempts=3, initial_delay=0.25, max_delay=2.0)
+_HAPPENED: Final = (CallState.DONE, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
+_UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """A run's steps by what a rollback makes of them; ``undoable`` in the order of undoing."""
+
+    undoable: tuple[CallRecord, ...]
+    not_compensable: tuple[CallRecord, ...]
+    unresolved: tuple[CallRecord, ...]
+
+    @property
+    def happened(self) -> bool:
+        """Whether there is anything to undo, or that should be."""
+        return bool(self.undoable or self.not_compensable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undone:
+    """What a rollback did: steps ``undone``, ``failed`` to undo, and ``not_compensable`` by declaration."""
+
+    undone: tuple[CallInfo, ...]
+    failed: tuple[CallInfo, ...]
+    not_compensable: tuple[CallInfo, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to a person."""
+        return not (self.failed or self.not_compensable)
+
+    def sentence(self, run_id: str) -> str:
+        """What was undone and what is open, for the note on the original error."""
+        parts = [f"sagaspan: run {run_id!r}: undone {_names(self.undone) or 'nothing'}"]
+        if self.failed:
+            parts.append(f"NOT undone, a person must look: {_names(self.failed)} (sagaspan show {run_id})")
+        if self.not_compensable:
+            parts.append(f"declared without compensate, so still in force: {_names(self.not_compensable)}")
+        return "; ".join(parts)
+
+
+def steps_of(store: Store, run: RunRecord) -> Steps:
+    """The steps of ``run`` and of the runs nested in it that count, newest first."""
+    calls = [call for call in _family(store, run) if call.phase is Phase.FORWARD and call.claim_seq > run.committed_seq]
+    by_id = {call.id: call for call in calls}
+    calls = [call for call in calls if not _covered(call, by_id)]
+    calls.sort(key=lambda call: call.claim_seq, reverse=True)
+    return Steps(
+        undoable=tuple(call for call in calls if call.state in _HAPPENED and call.compensate is not None),
+        not_compensable=tuple(
+            call for call in calls if call.state is CallState.DONE and call.declared_write and call.compensate is None
+        ),
+        unresolved=tuple(call for call in calls if call.state in _UNSURE and call.declared_write),
+    )
+
+
+def _family(store: Store, run: RunRecord) -> Iterable[CallRecord]:
+    yield from store.calls_of(run.namespace, run.id)
+    for child in store.children_of(run.namespace, run.id):
+        yield from _family(store, child)
+
+
+def _covered(call: CallRecord, by_id: dict[str, CallRecord]) -> bool:
+    """Whether a done ancestor with a compensation undoes for this call too."""
+    parent = by_id.get(call.parent_id or "")
+    while parent is not None:
+        if parent.compensate is not None and parent.state in (*_HAPPENED, CallState.COMPENSATED):
+            return True
+        parent = by_id.get(parent.parent_id or "")
+    return False
+
+
+class Rollback:
+    """Undoes the steps of one run, waiting through ``backend``; its spans are children of ``parent``."""
+
+    def __init__(
+        self, store: Store, run: RunRecord, *, find: FindCompensation, tracer: Tracer, parent: Span, backend: Backend
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._find = find
+        self._tracer = tracer
+        self._parent = parent
+        self._backend = backend
+
+    async def __call__(self, steps: Sequence[CallRecord]) -> tuple[list[CallInfo], list[CallInfo]]:
+        """Undo ``steps`` in their order; returns those undone and those that could not be."""
+        undone, failed = [], []
+        for step in steps:
+            after = await self._undo(step)
+            (undone if after.state is CallState.COMPENSATED else failed).append(call_info(after))
+        return undone, failed
+
+    async def _undo(self, step: CallRecord) -> CallRecord:
+        compensation = self._find(step)
+        step = await self._move(step, CallEvent.COMPENSATE)
+        if compensation is None:
+            missing = f"no tool or function named {step.compensate!r} is registered with this guard"
+            return await self._move(step, CallEvent.COMPENSATION_FAILED, detail=missing)
+        span = self._span(step, compensation)
+        call = self._call(step, compensation, span)
+        record = await self._backend.io(self._claim, call, step)
+        if record.state is CallState.DONE:  # undone before a crash, and only not noted on the step
+            ended = Ended(state=CallState.DONE)
+        else:
+            ended = await self._run_body(call, record)
+        spans.end(span, {semconv.CALL_ID: record.id, semconv.CALL_STATE: ended.state, semconv.CALL_EXECUTED: True}, ended.error)
+        return await self._close(step, record, ended)
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    async def _move(self, record: CallRecord, event: CallEvent, detail: str | None = None) -> CallRecord:
+        after, audit = transitions.move_call(record, event, now_us(), detail=detail)
+        await self._backend.io(self._store.commit, [CallChange(after, audit, record.version)], synced=True)
+        return after
+
+    def _claim(self, call: Call, step: CallRecord) -> CallRecord:
+        """The compensation's record, claimed; on disk before its body starts, as for every call."""
+        existing = self._store.find_call(call.run.namespace, call.key.scope, call.tool.name, call.key.value)
+        if existing is None:
+            record, audit = transitions.open_call(_compensation_record(call, step))
+            self._store.commit([CallChange(record, audit)], synced=True)
+            return record
+        if existing.state is CallState.DONE:
+            return existing
+        if existing.state is CallState.RUNNING:
+            lost, audit = transitions.move_call(existing, CallEvent.LOSE, now_us(), detail="its process died")
+            self._store.commit([CallChange(lost, audit, existing.version)], synced=False)
+            existing = lost
+        record, audit = transitions.claim_again(
+            existing, owner=owner.this_process(), now_us=now_us(), traceparent=spans.traceparent_of(call.span)
+        )
+        self._store.commit([CallChange(record, audit, existing.version)], synced=True)
+        return record
+
+    async def _close(self, step: CallRecord, record: CallRecord, ended: Ended) -> CallRecord:
+        """The compensation's end and its step's, in one commit: they cannot disagree after a crash."""
+        now = now_us()
+        changes = []
+        if record.state is CallState.RUNNING:
+            event = {CallState.DONE: CallEvent.SUCCEED, CallState.FAILED: CallEvent.FAIL}.get(ended.state, CallEvent.LOSE)
+            after, audit = transitions.move_call(record, event, now, **_recorded(ended))
+            changes.append(CallChange(after, audit, record.version))
+        succeeded = ended.state is CallState.DONE
+        event = CallEvent.COMPENSATION_SUCCEEDED if succeeded else CallEvent.COMPENSATION_FAILED
+        after_step, audit = transitions.move_call(step, event, now, detail=None if succeeded else str(ended.error))
+        changes.append(CallChange(after_step, audit, step.version))
+        await self._backend.io(self._store.commit, changes, synced=True)
+        return after_step
+
+    # -- the body --------------------------------------------------------------------------------------------
+
+    def _span(self, step: CallRecord, compensation: Compensation) -> Span:
+        attributes = {
+            semconv.GEN_AI_OPERATION_NAME: semconv.OPERATION_EXECUTE_TOOL,
+            semconv.GEN_AI_TOOL_NAME: compensation.name,
+            semconv.GEN_AI_TOOL_TYPE: semconv.TOOL_TYPE_FUNCTION,
+            semconv.RUN_ID: self._run.id,
+            semconv.RUN_NAME: self._run.name,
+            semconv.CALL_PHASE: semconv.PHASE_COMPENSATION,
+            semconv.CALL_COMPENSATES: step.id,
+        }
+        links = spans.link_to(step.traceparent, semconv.LINK_COMPENSATES)
+        return spans.start(self._tracer, f"execute_tool {compensation.name}", attributes, parent=self._parent, links=links)
+
+    def _call(self, step: CallRecord, compensation: Compensation, span: Span) -> Call:
+        forward = call_info(step)
+        scope = f"undo:{step.id}"
+        key = idempotency_key(step.namespace, scope, compensation.name, "undo", 0)
+        arguments = compensation.arguments(forward, key)
+        encoded = _encoded(arguments)
+        tool = tool_of(
+            compensation.function,
+            name=compensation.name,
+            policy=Policy(effect="idempotent"),
+            is_async=compensation.is_async,
+        )
+        return Call(
+            id=new_id(now_us()),
+            tool=tool,
+            arguments=arguments,
+            invoke=lambda given: compensation.function(**given),
+            encoded=encoded,
+            key=CallKey(source=KeySource.UNIQUE, scope=scope, value="undo", fingerprint=fingerprint([scope])),
+            generation=0,
+            idempotency_key=key,
+            run=replace(self._run, id=step.run_id),
+            backend=self._backend,
+            span=span,
+            tracer=self._tracer,
+        )
+
+    async def _run_body(self, call: Call, record: CallRecord) -> Ended:
+        started = time.monotonic()
+
+        async def next_attempt() -> None:
+            if time.monotonic() - started > PATIENCE_SECONDS:
+                raise TimeoutError(f"the compensation {call.tool.name!r} did not succeed within {PATIENCE_SECONDS:g} s")
+
+        owner.hold(record.id)
+        try:
+            return await run_attempts(call, retry=_RETRY, next_attempt=next_attempt, late=lambda _: None)
+        finally:
+            owner.drop(record.id)
+
+
+def _compensation_record(call: Call, step: CallRecord) -> CallRecord:
+    now = now_us()
+    return CallRecord(
+        id=call.id,
+        namespace=call.run.namespace,
+        scope=call.key.scope,
+        tool=call.tool.name,
+        key=call.key.value,
+        key_source=call.key.source,
+        fingerprint=call.key.fingerprint,
+        run_id=step.run_id,
+        parent_id=None,
+        phase=Phase.COMPENSATION,
+        compensates=step.id,
+        state=CallState.RUNNING,
+        arguments=call.encoded,
+        owner=owner.this_process(),
+        attempts=1,
+        traceparent=spans.traceparent_of(call.span),
+        created_us=now,
+        started_us=now,
+    )
+
+
+def _encoded(arguments: dict[str, object]) -> str:
+    """The arguments as recorded; ``call`` is left out, it is the step itself."""
+    return codecs.encode({name: value for name, value in arguments.items() if name != "call"})
+
+
+def _recorded(ended: Ended) -> dict[str, str | None]:
+    if ended.error is not None:
+        return {"error_type": spans.error_type(ended.error), "error_message": str(ended.error) or None}
+    try:
+        return {"result": codecs.encode(ended.value)}
+    except codecs.Unencodable as problem:
+        return {"result_lost": str(problem)}
+
+
+def _names(calls: Sequence[CallInfo]) -> str:
+    return ", ".join(call.tool for call in calls)

@@ -1,0 +1,343 @@
+"""A run: a ``with`` block whose steps are undone together, and resumed under the same id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import Token
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from opentelemetry import context as otel_context
+from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
+
+from sagaspan import _owner as owner
+from sagaspan import _saga as saga
+from sagaspan import _spans as spans
+from sagaspan import codecs, semconv
+from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
+from sagaspan._call import Result
+from sagaspan._context import current_run
+from sagaspan._endings import ending_of
+from sagaspan._rollback import Undone, steps_of
+from sagaspan._tool import Tool
+from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed
+from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
+
+if TYPE_CHECKING:
+    from sagaspan._engine import Engine
+
+_log = logging.getLogger("sagaspan")
+GRACE_SECONDS: Final = 30.0
+"""How long leaving a run waits for calls still in flight before anything is undone."""
+
+
+class Run:
+    """One run of an agent; made by ``guard.run(...)``, entered with ``with`` or ``async with``.
+
+    Leaving by an error compensates in reverse and raises the error again with a note of what was undone.
+    """
+
+    def __init__(self, engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool) -> None:
+        self.engine = engine
+        self.record = wanted
+        self.resumed = False
+        self.replaying = False
+        self.output: Any = None
+        self._wait = wait
+        self._reopen = reopen
+        self._entered = False
+        self._in_running_loop = False
+        self._aborted: str | None = None
+        self._doomed: BaseException | None = None
+        self._paused = False
+        self._uncertain = False
+        self._in_flight = 0
+        self._occurrences: dict[tuple[str, str], int] = {}
+        self._children: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._span: Span = INVALID_SPAN
+        self._tokens: list[tuple[Token[Run | None], Any]] = []
+
+    # -- what users read ---------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The run's id, by which it is resumed."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.record.name
+
+    @property
+    def status(self) -> RunState:
+        """The run's state."""
+        return self.record.state
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended as it did, in one word; None while it runs or if it completed."""
+        return self.record.reason
+
+    @property
+    def calls(self) -> tuple[CallInfo, ...]:
+        """What the ledger has of this run's calls, in the order they were claimed."""
+        return tuple(call_info(call) for call in self.engine.store.calls_of(self.record.namespace, self.record.id))
+
+    # -- with --------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._in_running_loop = _loop_is_running()
+        run_sync(self._enter(SYNC))
+        self.activate()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.deactivate()
+        self._raise(error, run_sync(self._leave(error, SYNC)))
+
+    async def __aenter__(self) -> Self:
+        await self._enter(ASYNCIO)
+        self.activate()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.deactivate()
+        self._raise(error, await self._leave(error, ASYNCIO))
+
+    def activate(self) -> None:
+        """Make this the current run, and its span the current span, of the code that follows (for adapters)."""
+        context = None
+        if self._span.is_recording():
+            context = otel_context.attach(set_span_in_context(self._span))
+        self._tokens.append((current_run.set(self), context))
+
+    def deactivate(self) -> None:
+        """Undo the latest ``activate``; in the same context as that one."""
+        token, context = self._tokens.pop()
+        if context is not None:
+            otel_context.detach(context)
+        current_run.reset(token)
+
+    # -- what users do -----------------------------------------------------------------------------------------
+
+    def abort(self, why: str = "aborted") -> None:
+        """Refuse further calls; leaving the block then undoes everything and raises nothing.
+
+        Outside the block it undoes at once. Raises ``CompensationFailed`` if something could not be undone.
+        """
+        self._aborted = why
+        if not self._entered:
+            self._raise(None, run_sync(self._abort_now(SYNC)))
+
+    async def aabort(self, why: str = "aborted") -> None:
+        """As ``abort``, for asynchronous callers."""
+        self._aborted = why
+        if not self._entered:
+            self._raise(None, await self._abort_now(ASYNCIO))
+
+    def commit(self) -> None:
+        """What was done up to here is not undone by a later error."""
+        self.record = run_sync(saga.commit(self.engine, self.record, backend=SYNC))
+
+    async def acommit(self) -> None:
+        """As ``commit``, for asynchronous callers."""
+        self.record = await saga.commit(self.engine, self.record, backend=ASYNCIO)
+
+    def pause(self) -> None:
+        """Leaving the block pauses the run instead of completing it: nothing is undone, the same id goes on."""
+        self._paused = True
+
+    # -- what the engine asks ----------------------------------------------------------------------------------
+
+    def check_open(self, tool: Tool, backend: Backend) -> None:
+        """Refuse a call that this run cannot take; raises ``RunClosed`` or ``ConfigurationError``."""
+        if self._aborted is not None or not self._entered:
+            how = f"was aborted ({self._aborted})" if self._aborted else f"has ended ({self.record.state})"
+            raise RunClosed(f"the run {self.id!r} {how}; tool {tool.name!r} did not run", status=self.record.state)
+        if self._doomed is not None:
+            raise RunClosed(
+                f"the run {self.id!r} stops: a critical step failed ({type(self._doomed).__name__}); tool {tool.name!r} did "
+                "not run",
+                status=self.record.state,
+            )
+        if backend.is_async and self._in_running_loop:
+            raise ConfigurationError(
+                f"tool {tool.name!r} is awaited inside a synchronous `with guard.run(...)` in a running event loop, which its "
+                "rollback would block; use `async with`"
+            )
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Count a call in flight: leaving waits for it before anything is undone."""
+        with self._lock:
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
+    def occurrence(self, tool: str, digest: str) -> int:
+        """How many equal calls this incarnation made before this one."""
+        with self._lock:
+            number = self._occurrences.get((tool, digest), -1) + 1
+            self._occurrences[tool, digest] = number
+        return number
+
+    def child_id(self, name: str) -> str:
+        """The id of the next run nested in this one that is not given any."""
+        with self._lock:
+            number = self._children.get(name, 0) + 1
+            self._children[name] = number
+        return f"{self.id}/{name}#{number}"
+
+    def saw(self, result: Result) -> None:
+        """Remember that a call's outcome is not known: the run may have to be held."""
+        if result.state is CallState.UNKNOWN:
+            self._uncertain = True
+
+    def doom(self, error: BaseException) -> None:
+        """A critical step failed: the run stops and is compensated even if somebody swallows ``error``."""
+        self._doomed = self._doomed or error
+
+    # -- entering and leaving ------------------------------------------------------------------------------------
+
+    async def _enter(self, backend: Backend) -> None:
+        if self._entered:
+            raise ConfigurationError(f"the run {self.id!r} is entered already; make a new one with guard.run(...)")
+        span = spans.start(self.engine.tracer, f"sagaspan {self.name}", _opening(self.record))
+        wanted = replace(self.record, traceparent=spans.traceparent_of(span))
+        try:
+            entered = await saga.enter(self.engine, wanted, wait=self._wait, reopen=self._reopen, backend=backend)
+        except BaseException as error:
+            spans.end(span, {}, error)
+            raise
+        self.record, self.resumed, self.replaying = entered.record, entered.resumed, entered.replaying
+        self._span, self._entered = span, True
+        self._uncertain = entered.resumed
+        self.engine.open_runs += 1
+        if self.replaying and self.record.output is not None:
+            self.output = codecs.decode(self.record.output)
+        if entered.previous is not None:
+            _link(span, entered.previous)
+
+    async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
+        error = error or self._doomed
+        report: Undone | None = None
+        try:
+            if not self.replaying:
+                await self._await_calls(backend)
+                report = await self._end(error, backend)
+        finally:
+            self._entered = False
+            self.engine.open_runs -= 1
+            if not self.replaying:
+                owner.drop(saga.token(self.record))
+            spans.end(self._span, self._closing(), error)
+        return report
+
+    async def _end(self, error: BaseException | None, backend: Backend) -> Undone | None:
+        ending = ending_of(
+            error,
+            aborted=self._aborted is not None,
+            paused=self._paused and error is None,
+            unresolved=await self._has_unresolved(error, backend),
+            on_interrupt=self.record.on_interrupt,
+        )
+        text = f"{type(error).__name__}: {error}" if error is not None else self._aborted
+        self.record, report = await saga.leave(
+            self.engine, self.record, ending, error=text, output=self._encoded_output(), backend=backend, span=self._span
+        )
+        return report
+
+    async def _abort_now(self, backend: Backend) -> Undone | None:
+        record = await backend.io(self.engine.store.get_run, self.record.namespace, self.record.id)
+        if record is None or record.state is not RunState.COMPLETED:
+            return None
+        ending = ending_of(None, aborted=True, paused=False, unresolved=False, on_interrupt=record.on_interrupt)
+        self.record, report = await saga.leave(
+            self.engine, record, ending, error=self._aborted, output=None, backend=backend, span=INVALID_SPAN
+        )
+        return report
+
+    async def _has_unresolved(self, error: BaseException | None, backend: Backend) -> bool:
+        """Whether a declared write is in doubt; asked of the ledger only where that can be."""
+        if error is None and not self._uncertain and self._aborted is None:
+            return False
+        return bool((await backend.io(steps_of, self.engine.store, self.record)).unresolved)
+
+    async def _await_calls(self, backend: Backend) -> None:
+        """Let calls in other threads or tasks end: an undo must not come before its action."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self._in_flight and time.monotonic() < deadline:
+            await backend.sleep(0.01)
+
+    def _raise(self, error: BaseException | None, report: Undone | None) -> None:
+        if report is not None:
+            original = error or self._doomed
+            if original is not None:
+                original.add_note(report.sentence(self.id))
+            if report.failed:
+                raise CompensationFailed(report.sentence(self.id), call=report.failed[0]) from original
+        if error is None and self._doomed is not None:
+            raise self._doomed
+
+    def _encoded_output(self) -> str | None:
+        if self.output is None:
+            return None
+        try:
+            return codecs.encode(self.output)
+        except codecs.Unencodable as problem:
+            _log.warning("the output of run %r is not recorded: %s", self.id, problem)
+            return None
+
+    def _closing(self) -> dict[str, str | bool]:
+        attributes: dict[str, str | bool] = {
+            semconv.RUN_STATE: str(self.record.state),
+            semconv.RUN_RESUMED: self.resumed,
+        }
+        if self.record.reason is not None:
+            attributes[semconv.RUN_REASON] = self.record.reason
+        return attributes
+
+
+def _opening(record: RunRecord) -> dict[str, str]:
+    attributes = {
+        semconv.RUN_ID: record.id,
+        semconv.RUN_NAME: record.name,
+        semconv.OPENINFERENCE_SPAN_KIND: "CHAIN",
+    }
+    optional = (
+        (semconv.RUN_PARENT_ID, record.parent_id),
+        (semconv.GEN_AI_CONVERSATION_ID, record.conversation),
+        (semconv.GEN_AI_AGENT_NAME, record.agent),
+    )
+    attributes.update({name: value for name, value in optional if value})
+    return attributes
+
+
+@spans.harmless(None)
+def _link(span: Span, previous: RunRecord) -> None:
+    """A resumed run is a new trace, linked to the one it goes on from."""
+    for link in spans.link_to(previous.traceparent, semconv.LINK_RESUMES) or ():
+        span.add_link(link.context, link.attributes)
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

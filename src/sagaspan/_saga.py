@@ -1,0 +1,202 @@
+"""Entering and leaving a run: its identity, its resumption, and the durable decision of how it ends."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.trace import Span
+
+from sagaspan import _owner as owner
+from sagaspan._backends import Backend
+from sagaspan._clock import now_us
+from sagaspan._endings import Ending
+from sagaspan._rollback import Rollback, Undone, steps_of
+from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreUnavailable
+from sagaspan.ledger import transitions
+from sagaspan.ledger.records import CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.store import RunChange, Store
+from sagaspan.ledger.transitions import RunEvent
+
+if TYPE_CHECKING:
+    from sagaspan._engine import Engine
+
+_REOPENABLE: Final = (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
+_RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """A run that was entered: fresh, ``resumed``, or completed before and only ``replaying``."""
+
+    record: RunRecord
+    previous: RunRecord | None = None
+    resumed: bool = False
+    replaying: bool = False
+
+
+def token(run: RunRecord) -> str:
+    """What this process holds while it is inside the run."""
+    return f"run:{run.namespace}/{run.id}"
+
+
+async def enter(engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool, backend: Backend) -> Entered:
+    """Open or resume the run; raises ``RunInProgress``, ``RunConflict``, ``RunClosed``, ``StoreError``."""
+    deadline = time.monotonic() + wait
+    opened, audit = transitions.open_run(wanted)
+    while True:
+        # Held before it is on disk: between the two another Run of this process would think us dead.
+        fresh = owner.hold_new(token(wanted))
+        if fresh and await backend.io(engine.store.commit, [RunChange(opened, audit)], synced=False):
+            return Entered(record=opened)
+        if fresh:
+            owner.drop(token(wanted))
+        existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
+        if existing is not None:
+            _check_identity(existing, wanted)
+            entered = await _reenter(engine, existing, wanted, reopen=reopen, backend=backend)
+            if entered is not None:
+                return entered
+        if time.monotonic() >= deadline:
+            raise RunInProgress(
+                f"the run {wanted.id!r} is in progress elsewhere; wait for it (wait=SECONDS) or use another id"
+            )
+        await backend.sleep(0.05)
+
+
+async def _reenter(
+    engine: Engine, existing: RunRecord, wanted: RunRecord, *, reopen: bool, backend: Backend
+) -> Entered | None:
+    """Enter a run that exists; None while another worker is inside it."""
+    if existing.state in (RunState.RUNNING, RunState.COMPENSATING) and not owner.provably_dead(
+        existing.owner, token(existing)
+    ):
+        return None
+    if existing.state is RunState.COMPENSATING:
+        await finish_rollback(engine, existing, backend=backend)
+        existing = await backend.io(engine.store.get_run, existing.namespace, existing.id) or existing
+        if existing.state is RunState.COMPENSATING:
+            return None
+    if existing.state is RunState.COMPLETED and not reopen:
+        return Entered(record=existing, resumed=True, replaying=True)
+    if existing.state in _RESUMABLE:
+        return await _take(engine, existing, wanted, RunEvent.RESUME, existing.generation, backend)
+    if not reopen:
+        raise RunClosed(
+            f"the run {existing.id!r} has ended: it is {existing.state}; use a new id, or reopen=True to start it over",
+            status=existing.state,
+        )
+    await backend.io(_check_reopenable, engine.store, existing)
+    return await _take(engine, existing, wanted, RunEvent.REOPEN, existing.generation + 1, backend)
+
+
+async def _take(
+    engine: Engine, existing: RunRecord, wanted: RunRecord, event: RunEvent, generation: int, backend: Backend
+) -> Entered | None:
+    now = now_us()
+    after, audit = transitions.move_run(
+        existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, generation=generation, reason=None, error=None,
+        started_us=now, ended_us=None, traceparent=wanted.traceparent, on_interrupt=wanted.on_interrupt,
+    )  # fmt: skip
+    if not owner.hold_new(token(existing)):
+        return None
+    if await backend.io(engine.store.commit, [RunChange(after, audit, existing.version)], synced=False):
+        return Entered(record=after, previous=existing, resumed=True)
+    owner.drop(token(existing))
+    return None
+
+
+def _check_identity(existing: RunRecord, wanted: RunRecord) -> None:
+    if existing.name != wanted.name:
+        raise RunConflict(f"the run id {wanted.id!r} belongs to a run named {existing.name!r}, not {wanted.name!r}; use another id")
+    if existing.input_fingerprint != wanted.input_fingerprint:
+        raise RunConflict(f"the run id {wanted.id!r} was used with another input; use another id, or the same input")
+
+
+def _check_reopenable(store: Store, run: RunRecord) -> None:
+    steps = steps_of(store, run)
+    open_steps = [call for call in steps.undoable if call.state is not CallState.DONE] + list(steps.unresolved)
+    if open_steps:
+        raise RunClosed(
+            f"the run {run.id!r} cannot be reopened while {open_steps[0].tool!r} ({open_steps[0].state}) needs a person; "
+            f"see: sagaspan show {run.id}",
+            status=run.state,
+        )
+
+
+async def leave(
+    engine: Engine, run: RunRecord, ending: Ending, *, error: str | None, output: str | None, backend: Backend, span: Span
+) -> tuple[RunRecord, Undone | None]:
+    """Write how the run ends, and undo it if that is how; the decision is on disk before the first undo."""
+    detail = {"reason": ending.reason, "error": error}
+    if ending.event is RunEvent.COMPLETE:
+        detail["output"] = output
+    compensating = ending.event is RunEvent.COMPENSATE
+    run = await _move(engine, run, ending.event, backend, synced=compensating, **detail)
+    if not compensating:
+        return run, None
+    return await roll_back(engine, run, backend=backend, span=span)
+
+
+async def roll_back(engine: Engine, run: RunRecord, *, backend: Backend, span: Span) -> tuple[RunRecord, Undone]:
+    """Undo the steps of a run that is ``compensating``, and write how that ended."""
+    steps = await backend.io(steps_of, engine.store, run)
+    rollback = Rollback(
+        engine.store, run, find=engine.find_compensation, tracer=engine.tracer, parent=span, backend=backend
+    )
+    undone, failed = await rollback(steps.undoable)
+    report = Undone(
+        undone=tuple(undone), failed=tuple(failed), not_compensable=tuple(map(call_info, steps.not_compensable))
+    )
+    await _close_children(engine, run, complete=report.complete, backend=backend)
+    event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
+    run = await _move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
+    return run, report
+
+
+async def finish_rollback(engine: Engine, run: RunRecord, *, backend: Backend) -> None:
+    """Go on with the rollback of a process that died in the middle of it."""
+    if not owner.hold_new(token(run)):
+        return
+    try:
+        after, audit = transitions.move_run(
+            run, RunEvent.COMPENSATE, now_us(), owner=owner.this_process(), epoch=run.epoch + 1
+        )
+        if await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=True):
+            await roll_back(engine, after, backend=backend, span=engine.no_span)
+    finally:
+        owner.drop(token(run))
+
+
+async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:
+    for child in await backend.io(engine.store.children_of, run.namespace, run.id):
+        await _close_children(engine, child, complete=complete, backend=backend)
+        if child.state is RunState.COMPLETED:
+            child = await _move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
+            event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
+            await _move(engine, child, event, backend, synced=False)
+
+
+async def _move(
+    engine: Engine, run: RunRecord, event: RunEvent, backend: Backend, *, synced: bool, **changes: str | None
+) -> RunRecord:
+    after, audit = transitions.move_run(run, event, now_us(), **changes)
+    finished = await backend.shielded(engine.store.commit, [RunChange(after, audit, run.version)], synced=synced)
+    if not finished.value:
+        raise StoreUnavailable(
+            f"the run {run.id!r} was taken over by another worker while this one was in it; this one changes nothing more"
+        )
+    return after
+
+
+async def commit(engine: Engine, run: RunRecord, *, backend: Backend) -> RunRecord:
+    """What was done so far is not undone by a later error."""
+    calls = await backend.io(engine.store.calls_of, run.namespace, run.id)
+    after, audit = transitions.move_run(
+        run, RunEvent.COMMIT, now_us(), committed_seq=max((call.claim_seq for call in calls), default=run.committed_seq)
+    )
+    await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=True)
+    return after
+
+

@@ -1,0 +1,146 @@
+"""Spans that never change a result: every step of ours is guarded, counted in the log once, and carries no content.
+
+Attribute names come from ``semconv``. Status stays UNSET on success and is ERROR with ``error.type`` on failure;
+exception messages and arguments appear only under OpenTelemetry's own content opt-in (rule: no content by default).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, ParamSpec, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    Span,
+    SpanContext,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TracerProvider,
+)
+from opentelemetry.util.types import AttributeValue
+
+from sagaspan import semconv
+from sagaspan.exceptions import SagaspanError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("sagaspan")
+_MAX_CONTENT: Final = 4096
+_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+def harmless(default: T) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorator: an error in telemetry code is logged and answered with ``default``."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def safely(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except Exception:  # noqa: BLE001 - telemetry never breaks the call it watches
+                _log_once(function.__qualname__)
+                return default
+
+        return safely
+
+    return decorate
+
+
+@functools.cache
+def _log_once(where: str) -> None:
+    _log.exception("telemetry failed in %s; further failures there are not logged", where)
+
+
+def tracer_of(provider: TracerProvider | None) -> Tracer:
+    """The tracer of this library from ``provider`` (None: the global one, also if it is set later)."""
+    return trace.get_tracer("sagaspan", _version(), provider, semconv.SCHEMA_URL)
+
+
+@harmless(INVALID_SPAN)
+def start(
+    tracer: Tracer, name: str, attributes: Mapping[str, AttributeValue], *, parent: Span | None = None, links: list[Link] | None = None
+) -> Span:
+    """Start a span under ``parent`` (None: under the current one) without making it the current one."""
+    context = None if parent is None else trace.set_span_in_context(parent)
+    return tracer.start_span(
+        name, context=context, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
+    )
+
+
+@harmless(None)
+def end(span: Span, attributes: Mapping[str, AttributeValue], error: BaseException | None = None) -> None:
+    """End ``span`` with ``attributes``, and as an error if there is one."""
+    if not span.is_recording():
+        return
+    span.set_attributes(attributes)
+    if error is not None:
+        span.set_attribute(semconv.ERROR_TYPE, error_type(error))
+        span.set_status(StatusCode.ERROR, str(error)[:_MAX_CONTENT] if captures_content() else None)
+    span.end()
+
+
+@harmless(None)
+def record_attempt(
+    tracer: Tracer, parent: Span, number: int, *, started_ns: int, delay_ms: float, error: BaseException | None
+) -> None:
+    """The span of one of several attempts, under the span of their call; times in ns since the epoch."""
+    span = tracer.start_span(
+        semconv.SPAN_ATTEMPT.format(n=number),
+        context=trace.set_span_in_context(parent),
+        start_time=started_ns,
+        attributes={semconv.ATTEMPT_NUMBER: number, semconv.ATTEMPT_DELAY_MS: delay_ms},
+    )
+    end(span, {}, error)
+
+
+def error_type(error: BaseException) -> str:
+    """``error.type``: snake case for our refusals (a closed set), else the class's full name, builtins bare."""
+    kind = type(error)
+    if isinstance(error, SagaspanError):
+        named = next(base for base in kind.__mro__ if base.__module__ == SagaspanError.__module__)
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", named.__name__).lower()
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def captures_content() -> bool:
+    """Whether the user opted in to content on spans (``SPAN_ONLY`` or ``SPAN_AND_EVENT``)."""
+    return os.environ.get(semconv.ENV_CAPTURE_CONTENT, "").upper() in ("SPAN_ONLY", "SPAN_AND_EVENT")
+
+
+def content(text: str) -> str:
+    """Content as it goes on a span: at most 4096 characters."""
+    return text if len(text) <= _MAX_CONTENT else text[: _MAX_CONTENT - 1] + "…"
+
+
+def traceparent_of(span: Span) -> str | None:
+    """The W3C ``traceparent`` of a span that records, to find it again in another process."""
+    context = span.get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def link_to(traceparent: str | None, kind: str) -> list[Link] | None:
+    """A link of ``kind`` to the span of ``traceparent``."""
+    match = _TRACEPARENT.fullmatch(traceparent or "")
+    if match is None:
+        return None
+    context = SpanContext(int(match[1], 16), int(match[2], 16), is_remote=True, trace_flags=TraceFlags(int(match[3], 16)))
+    return [Link(context, {semconv.LINK_TYPE: kind})]
+
+
+@functools.cache
+def _version() -> str:
+    try:
+        return version("sagaspan")
+    except PackageNotFoundError:
+        return "0"

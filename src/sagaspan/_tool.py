@@ -1,0 +1,155 @@
+"""A tool: a function with its policy, checked when it is declared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sagaspan._compensation import Compensation, compensation_of, is_async_callable
+from sagaspan.exceptions import ConfigurationError
+from sagaspan.expressions import Expression
+from sagaspan.policy import Policy
+
+INJECTED = frozenset({"idempotency_key"})
+"""Parameters a tool may declare that the guard fills if the caller does not; they are no part of the arguments."""
+
+_PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+MARK = "__sagaspan_tool__"
+"""The attribute by which a guarded function names its tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tool:
+    """What is called: ``name``, ``function`` (unguarded), ``policy``, and the names of its ``parameters``.
+
+    ``context`` are parameters that reach the body but are no part of the call's identity (``self``, injected ones).
+    ``compensation`` is None while the policy's ``compensate`` is a name that is not looked up yet. ``suspends`` are the
+    framework's control-flow exceptions: a body they leave has not failed, it will be asked again.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    policy: Policy
+    parameters: tuple[str, ...]
+    context: frozenset[str]
+    signature: inspect.Signature
+    module: str
+    description: str
+    compensation: Compensation | None
+    key_expression: Expression | None
+    suspends: tuple[type[BaseException], ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether every parameter can be passed by keyword."""
+        return all(parameter.kind in _PLAIN for parameter in self.signature.parameters.values())
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments by name with defaults, apart from the context ones; raises ``TypeError`` as the function would."""
+        bind = self.signature.bind_partial if self.context & INJECTED else self.signature.bind
+        bound = bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments, context = {}, {}
+        for name, value in bound.arguments.items():
+            (context if name in self.context else arguments)[name] = value
+        return arguments, context
+
+    def invoke(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the unguarded function with bound arguments (an awaitable if it is async)."""
+        if self.plain:
+            return self.function(**arguments)
+        bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type] # any mapping does
+        return self.function(*bound.args, **bound.kwargs)
+
+
+def tool_of(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    policy: Policy,
+    signature: inspect.Signature | None = None,
+    is_async: bool | None = None,
+    context: frozenset[str] = frozenset(),
+    description: str | None = None,
+    suspends: tuple[type[BaseException], ...] = (),
+) -> Tool:
+    """``function`` as a tool under ``policy``; raises ``ConfigurationError`` for anything declared wrongly."""
+    name = name or getattr(function, "__name__", type(function).__name__)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"tool {name!r} is a generator: its effect would come after its claim was settled; return a list instead"
+        )
+    signature = signature or _signature(function, name)
+    parameters, context = _split(signature, context)
+    _check_policy(name, policy)
+    where = f"tool {name!r}"
+    return Tool(
+        name=name,
+        function=function,
+        is_async=is_async_callable(function) if is_async is None else is_async,
+        policy=policy,
+        parameters=parameters,
+        context=context,
+        signature=signature,
+        module=getattr(function, "__module__", None) or "",
+        description=description or inspect.getdoc(function) or "",
+        compensation=_compensation(policy, parameters, where),
+        key_expression=_key_expression(policy, parameters, where),
+        suspends=suspends,
+    )
+
+
+def tool_behind(function: Any) -> Tool | None:
+    """The tool of a guarded function, or None."""
+    tool = getattr(function, MARK, None)
+    return tool if isinstance(tool, Tool) else None
+
+
+def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"tool {name!r} has no readable signature; wrap it in a def with named arguments") from error
+
+
+def _split(signature: inspect.Signature, context: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    names = list(signature.parameters)
+    hidden = context | (INJECTED & set(names)) | ({names[0]} & {"self", "cls"} if names else set())
+    return tuple(name for name in names if name not in hidden), frozenset(hidden)
+
+
+def _check_policy(name: str, policy: Policy) -> None:
+    if policy.effect == "irreversible" and policy.approve is None:
+        raise ConfigurationError(
+            f"tool {name!r} is irreversible: nothing can undo it, so it says approve=False itself if nobody need be asked"
+        )
+    if policy.effect in ("read", "irreversible") and policy.compensate is not None:
+        raise ConfigurationError(f"tool {name!r} has effect={policy.effect!r} and compensate=: one of them is wrong")
+
+
+def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Compensation | None:
+    if policy.compensate is None or isinstance(policy.compensate, str):
+        return None
+    behind = tool_behind(policy.compensate)
+    function = behind.function if behind else policy.compensate
+    return compensation_of(function, parameters, where=where, name=behind.name if behind else None)
+
+
+def _key_expression(policy: Policy, parameters: tuple[str, ...], where: str) -> Expression | None:
+    if policy.key is None:
+        return None
+    if isinstance(policy.key, str):
+        expression = Expression(policy.key, where=f"{where}, key")
+        expression.check(parameters)
+        return expression
+    unknown = [name for name in inspect.signature(policy.key).parameters if name not in parameters]
+    if unknown:
+        raise ConfigurationError(
+            f"{where}: nothing can fill the parameter {unknown[0]!r} of its key function; "
+            f"it can take {', '.join(parameters) or 'nothing'}"
+        )
+    return None

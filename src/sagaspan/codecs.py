@@ -1,0 +1,182 @@
+"""Values to JSON text and back, without pickle and without importing anything by a stored name.
+
+Plain JSON goes as it is. A closed list of types beyond it travels as ``{"$type": ..., "value": ...}``: datetime, date,
+time, timedelta, Decimal, bytes, UUID, set, frozenset, tuple, integers beyond 2^53, NaN and infinities, and mappings
+with keys that are not strings. An Enum is stored as its value, a dataclass or pydantic model as its data: they come
+back as plain values. Anything else cannot be encoded (``Unencodable``); the caller decides what that means.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime as dt
+import json
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+TAG: Final = "$type"
+MAX_SAFE_INTEGER: Final = 2**53
+MAX_DEPTH: Final = 100
+
+
+class Unencodable(ValueError):
+    """``path`` of the first value that has no encoding, and its ``kind``."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(f"{path or 'the value'} is a {kind}, which cannot be recorded")
+        self.path = path
+        self.kind = kind
+
+
+def encode(value: Any) -> str:
+    """The compact JSON text of ``value``; raises ``Unencodable``."""
+    return dump(to_json(value))
+
+
+def decode(text: str) -> Any:
+    """The value of an encoded text; raises ``ValueError`` on text this module did not write."""
+    return _from_json(json.loads(text))
+
+
+def dump(data: Any) -> str:
+    """The compact JSON text of data that ``to_json`` made plain."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def unrecorded(problem: Unencodable) -> dict[str, str]:
+    """What stands in a record for a value that has no encoding."""
+    return _tagged("unrecorded", problem.kind)
+
+
+def to_json(value: Any, path: str = "", depth: int = 0) -> Any:
+    """``value`` as plain JSON data with tags; raises ``Unencodable``."""
+    kind = type(value)
+    if kind is str:
+        return _text(value, path)
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        return value if -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER else _tagged("int", str(value))
+    if kind is float:
+        return value if math.isfinite(value) else _tagged("float", repr(value))
+    if depth > MAX_DEPTH:
+        raise Unencodable(path, f"structure nested deeper than {MAX_DEPTH}")
+    return _compound(value, path, depth)
+
+
+def _compound(value: Any, path: str, depth: int) -> Any:
+    if isinstance(value, Mapping):
+        return _mapping(value, path, depth)
+    if type(value) is list:
+        return _items(value, path, depth)
+    for kind, name, dump in _SCALARS:
+        if isinstance(value, kind):
+            return _tagged(name, dump(value))
+    return _container(value, path, depth)
+
+
+def _container(value: Any, path: str, depth: int) -> Any:
+    if isinstance(value, Enum):
+        return to_json(value.value, path, depth + 1)
+    if isinstance(value, tuple):
+        return _tagged("tuple", _items(value, path, depth))
+    if isinstance(value, set | frozenset):
+        name = "set" if isinstance(value, set) else "frozenset"
+        # Sorted: the same set must have the same fingerprint in every process.
+        return _tagged(name, sorted(_items(list(value), path, depth), key=_sort_key))
+    if isinstance(value, BaseModel):
+        return to_json(dict(value), path, depth + 1)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return to_json(fields, path, depth + 1)
+    return _subclass_of_plain(value, path, depth)
+
+
+def _subclass_of_plain(value: Any, path: str, depth: int) -> Any:
+    for kind in (str, int, float, list):
+        if isinstance(value, kind):
+            return to_json(kind(value), path, depth + 1)
+    raise Unencodable(path, type(value).__qualname__)
+
+
+def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> Any:
+    if all(type(key) is str for key in value) and TAG not in value:
+        return {_text(key, path): to_json(item, f"{path}.{key}" if path else key, depth + 1) for key, item in value.items()}
+    pairs = [
+        [to_json(key, f"{path} (key)", depth + 1), to_json(item, f"{path}[{key!r}]", depth + 1)]
+        for key, item in value.items()
+    ]
+    return _tagged("dict", sorted(pairs, key=_sort_key))
+
+
+def _items(value: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
+    return [to_json(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+
+
+def _text(value: str, path: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Unencodable(path, "string with a lone surrogate") from None
+    return value
+
+
+def _tagged(name: str, value: Any) -> dict[str, Any]:
+    return {TAG: name, "value": value}
+
+
+def _sort_key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _seconds(value: dt.timedelta) -> list[int]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+# datetime before date: it is a subclass.
+_SCALARS: Final[tuple[tuple[type, str, Callable[[Any], Any]], ...]] = (
+    (dt.datetime, "datetime", dt.datetime.isoformat),
+    (dt.date, "date", dt.date.isoformat),
+    (dt.time, "time", dt.time.isoformat),
+    (dt.timedelta, "timedelta", _seconds),
+    (Decimal, "decimal", str),
+    (uuid.UUID, "uuid", str),
+    (bytes, "bytes", lambda value: base64.b64encode(value).decode()),
+)
+
+_DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "int": int,
+    "float": float,
+    "datetime": dt.datetime.fromisoformat,
+    "date": dt.date.fromisoformat,
+    "time": dt.time.fromisoformat,
+    "timedelta": lambda parts: dt.timedelta(*parts),
+    "decimal": Decimal,
+    "uuid": uuid.UUID,
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "set": lambda items: {_from_json(item) for item in items},
+    "frozenset": lambda items: frozenset(_from_json(item) for item in items),
+    "tuple": lambda items: tuple(_from_json(item) for item in items),
+    "unrecorded": lambda kind: f"<{kind}, not recorded>",
+    "dict": lambda pairs: {_from_json(key): _from_json(item) for key, item in pairs},
+}
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TAG not in value:
+        return {key: _from_json(item) for key, item in value.items()}
+    decoder = _DECODERS.get(value[TAG]) if isinstance(value[TAG], str) else None
+    if decoder is None:
+        raise ValueError(f"unknown type tag {value[TAG]!r} in a recorded value")
+    return decoder(value["value"])

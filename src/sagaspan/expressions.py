@@ -1,0 +1,40 @@
+"""CEL expressions in policies: compiled and checked against the tool's arguments when they are declared.
+
+Common Expression Language: no loops, no input or output, microseconds an evaluation. The library takes 0.3 s to
+import, so it is imported with the first expression.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sagaspan.exceptions import ConfigurationError
+
+
+class Expression:
+    """A compiled expression; ``variables`` are the top-level names it reads."""
+
+    def __init__(self, source: str, *, where: str) -> None:
+        import cel
+
+        try:
+            self._program = cel.compile(source)
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigurationError(f"{where}: {source!r} is not valid CEL: {reason}") from error
+        self.source = source
+        self.where = where
+        self.variables: frozenset[str] = frozenset(self._program.variables)
+
+    def check(self, names: Collection[str]) -> None:
+        """Refuse variables that are not among ``names``; raises ``ConfigurationError`` with the nearest ones."""
+        for unknown in sorted(self.variables - set(names)):
+            near = difflib.get_close_matches(unknown, list(names), n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"it can use {', '.join(sorted(names)) or 'nothing'}"
+            raise ConfigurationError(f"{self.where}: {self.source!r} names {unknown!r}, which the tool does not take; {hint}")
+
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        """The expression's value over ``values``; raises what CEL raises (``ValueError``, ``RuntimeError``, ...)."""
+        return self._program.execute(dict(values))

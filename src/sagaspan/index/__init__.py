@@ -1,0 +1,19 @@
+"""The traces as SQL: a DuckDB file beside the trace files, filled from them and opened only by whoever asks."""
+
+from __future__ import annotations
+
+from sagaspan.index.errors import QueryError, TraceNotFound
+from sagaspan.index.index import TraceIndex
+from sagaspan.index.rows import DamagedLine, SpanLink, SpanRow, SyncReport, Table, TraceRow
+
+__all__ = [
+    "DamagedLine",
+    "QueryError",
+    "SpanLink",
+    "SpanRow",
+    "SyncReport",
+    "Table",
+    "TraceIndex",
+    "TraceNotFound",
+    "TraceRow",
+]

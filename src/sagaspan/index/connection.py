@@ -1,0 +1,223 @@
+"""The only two ways the DuckDB file is opened: to write, by sync; to read, locked down, by everything else.
+
+A user's SQL is code. The reading connection can therefore neither write nor reach anything but this file: no other
+files, no network, no extensions, no settings, a bound on memory, a deadline. Every connection is closed on the way
+out, because one that leaks keeps the file locked for as long as the process lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from sagaspan.exceptions import ConfigurationError, SchemaOutdated, StoreUnavailable
+from sagaspan.index.errors import QueryError
+from sagaspan.index.rows import Table
+from sagaspan.index.sql import SCHEMA_VERSION, create_statements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from types import ModuleType
+
+    from duckdb import DuckDBPyConnection
+
+_OFFLINE: Final[dict[str, str | bool]] = {
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+}
+_LOCKED_DOWN: Final[dict[str, str | bool]] = {
+    **_OFFLINE,
+    "enable_external_access": False,
+    "memory_limit": "2GB",
+    "temp_directory": "",  # what does not fit in memory fails; it must not be written somewhere
+}
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[DuckDBPyConnection]:
+    """Open the index to write, made or made anew as its schema version asks. Needs the exclusive lock."""
+    duckdb = _duckdb()
+    with _translated(duckdb, path):
+        connection = _open_current(duckdb, path)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[DuckDBPyConnection]:
+    """Open the index read-only and locked down. Needs the shared lock."""
+    duckdb = _duckdb()
+    if not path.exists():
+        raise StoreUnavailable(f"there is no index at {path} yet: sync first")
+    with _translated(duckdb, path):
+        connection = duckdb.connect(str(path), read_only=True, config=dict(_LOCKED_DOWN))
+        try:
+            if _version(connection) != SCHEMA_VERSION:
+                _refuse_newer(connection, path)
+                raise StoreUnavailable(f"the index at {path} was made by an older sagaspan: sync first")
+            connection.execute(f"set threads = {max(1, os.cpu_count() or 1)}")
+            # Our times are UTC without a zone; now() must not turn them into the reader's zone in a comparison.
+            connection.execute("set timezone = 'UTC'")
+            connection.execute("set lock_configuration = true")
+            yield connection
+        finally:
+            connection.close()
+
+
+def run_query(
+    connection: DuckDBPyConnection,
+    sql: str,
+    parameters: Sequence[object],
+    *,
+    timeout: float,
+    max_rows: int | None,
+) -> Table:
+    """Run a user's SQL for at most ``timeout`` seconds. Raises ``QueryError`` in words that help."""
+    duckdb = _duckdb()
+    expired = threading.Event()
+    timer = threading.Timer(timeout, lambda: (expired.set(), connection.interrupt()))
+    timer.daemon = True
+    timer.start()
+    try:
+        return _fetch(connection.execute(sql, parameters), max_rows)
+    except duckdb.InterruptException as error:
+        if not expired.is_set():
+            raise
+        raise QueryError(
+            f"the query took longer than {timeout:g} s and was stopped; narrow it with a condition on start_time or "
+            "a limit, or allow it more time"
+        ) from error
+    except (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException):
+        raise
+    except duckdb.Error as error:
+        raise QueryError(_explain(connection, error)) from error
+    finally:
+        timer.cancel()
+
+
+def _fetch(result: DuckDBPyConnection, max_rows: int | None) -> Table:
+    if not result.description:
+        raise QueryError("there is no statement to run; write one, such as: select * from traces limit 10")
+    columns = tuple(str(column[0]) for column in result.description)
+    types = tuple(str(column[1]) for column in result.description)
+    if max_rows is None:
+        return Table(columns=columns, types=types, rows=result.fetchall())
+    rows = result.fetchmany(max_rows + 1)
+    return Table(columns=columns, types=types, rows=rows[:max_rows], truncated=len(rows) > max_rows)
+
+
+def _explain(connection: DuckDBPyConnection, error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    sentence = lines[0].rstrip("!.")
+    if "pytz" in sentence:
+        return "a column is a time with a zone, which is not supported here: cast it, as in now()::timestamp"
+    if any(word in sentence for word in ("disabled", "read-only", "locked", "Permission Error")):
+        return f"{sentence}. This connection only reads the index: no other files, settings or extensions"
+    hint = next((f". {line.rstrip('?!.')}?" for line in lines[1:] if line.startswith("Did you mean")), "")
+    return f"{sentence}{hint}. Known tables and views: {', '.join(_relations(connection))}"
+
+
+def _relations(connection: DuckDBPyConnection) -> list[str]:
+    with contextlib.suppress(Exception):  # the names are a help in an error; they must not become another one
+        found = connection.execute(
+            "select table_name from information_schema.tables where table_schema = 'main' order by table_name"
+        )
+        return [str(name) for (name,) in found.fetchall()]
+    return []
+
+
+def _open_current(duckdb: ModuleType, path: Path) -> DuckDBPyConnection:
+    connection: DuckDBPyConnection = duckdb.connect(str(path), config=dict(_OFFLINE))
+    try:
+        path.chmod(0o600)
+        if _version(connection) == SCHEMA_VERSION:
+            return connection
+        if _is_empty(connection):
+            _create(connection)
+            return connection
+        _refuse_newer(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    # An older schema: the rows come back from the files, so that an upgrade needs no migration.
+    connection.close()
+    _delete(path)
+    return _open_current(duckdb, path)
+
+
+def _delete(path: Path) -> None:
+    for stale in (path, path.with_name(f"{path.name}.wal")):
+        stale.unlink(missing_ok=True)
+
+
+def _is_empty(connection: DuckDBPyConnection) -> bool:
+    found = connection.execute("select count(*) from duckdb_tables()").fetchone()
+    return found is not None and found[0] == 0
+
+
+def _create(connection: DuckDBPyConnection) -> None:
+    # One transaction: a crash in between leaves an empty file, which the next sync fills.
+    connection.execute("begin")
+    for statement in create_statements():
+        connection.execute(statement)
+    connection.execute("insert into meta values ('schema_version', ?)", [str(SCHEMA_VERSION)])
+    connection.execute("commit")
+
+
+def _version(connection: DuckDBPyConnection) -> int | None:
+    duckdb = _duckdb()
+    try:
+        row = connection.execute("select value from meta where key = 'schema_version'").fetchone()
+    except duckdb.CatalogException:
+        return None
+    return int(row[0]) if row is not None and str(row[0]).isdecimal() else None
+
+
+def _refuse_newer(connection: DuckDBPyConnection, path: Path) -> None:
+    version = _version(connection)
+    if version is None:
+        raise StoreUnavailable(
+            f"{path} is a DuckDB file, but not an index of sagaspan: move it away and run again"
+        )
+    if version > SCHEMA_VERSION:
+        raise SchemaOutdated(
+            f"the index at {path} was made by a newer sagaspan (schema {version}, this one knows {SCHEMA_VERSION}): "
+            "upgrade sagaspan, or delete that file, which is derived from the trace files, and run again"
+        )
+
+
+@contextmanager
+def _translated(duckdb: ModuleType, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except duckdb.Error as error:
+        _raise_unavailable(error, path)
+
+
+def _raise_unavailable(error: Exception, path: Path) -> NoReturn:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "lock" in text:
+        raise StoreUnavailable(
+            f"{path} is open in another program: close it and run again ({text})"
+        ) from error
+    if "No space left" in text or "Permission denied" in text or "Cannot open file" in text:
+        raise StoreUnavailable(f"the index at {path} cannot be used: {text}") from error
+    raise StoreUnavailable(
+        f"the index at {path} is damaged ({text}): delete it and run again; it is derived from the trace files, "
+        "nothing is lost"
+    ) from error
+
+
+def _duckdb() -> ModuleType:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ConfigurationError("reading traces needs DuckDB: pip install duckdb") from error
+    return duckdb

@@ -1,0 +1,144 @@
+"""Which bytes of which trace files are new: whole lines only, each byte once, whatever became of the file's name.
+
+A file is known by its device, its inode and the SHA-1 of its first bytes. The name does not count, because a Collector
+renames at rotation; the inode alone does not either, because it is used again. Only bytes that were read go into the
+hash, so a file that was seen short is still itself when it has grown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+HEAD: Final = 256  # bytes
+# A raw control character makes a line invalid JSON anyway. As 0xFF, which is in no UTF-8, it does so without ending
+# the line or the text for any reader on the way (NUL blocks are what a power cut leaves).
+_CONTROL: Final = bytes(0xFF if byte < 0x20 and byte not in b"\t\r\n" else byte for byte in range(256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFile:
+    """A row of ``files``: how far this file has been read."""
+
+    device: int
+    inode: int
+    head_length: int
+    head_sha1: str
+    path: str
+    position: int
+    lines: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """New whole lines of one file, cleaned; ``after`` is what ``files`` says once they are in. ``data`` is empty for a
+    line that is longer than a batch and was passed over."""
+
+    before: KnownFile | None
+    after: KnownFile
+    path: Path
+    position: int
+    first_line: int
+    data: bytes
+
+
+class FileLedger:
+    """The files as the index knows them, found by device, inode and head."""
+
+    def __init__(self, known: list[KnownFile]) -> None:
+        self._known: dict[tuple[int, int], list[KnownFile]] = defaultdict(list)
+        for file in known:
+            self._known[file.device, file.inode].append(file)
+
+    def find(self, stream: BinaryIO) -> KnownFile | None:
+        """The entry of this open file, or None if it has never been read."""
+        status = os.fstat(stream.fileno())
+        candidates = self._known.get((status.st_dev, status.st_ino), ())
+        if not candidates:
+            return None
+        stream.seek(0)
+        head = stream.read(HEAD)
+        return next((file for file in candidates if _sha1(head[: file.head_length]) == file.head_sha1), None)
+
+
+def trace_files(directory: Path) -> list[Path]:
+    """The trace files, oldest name first."""
+    return sorted(path for path in directory.glob("*.jsonl") if path.is_file())
+
+
+def new_slices(path: Path, ledger: FileLedger, room: Callable[[], int], limit: int) -> Iterator[Slice]:
+    """The new lines of one file in slices of at most ``room()`` bytes. A line beyond ``limit`` bytes is passed over."""
+    with path.open("rb") as stream:
+        known = ledger.find(stream)
+        while True:
+            position, line = (known.position, known.lines) if known else (0, 0)
+            stream.seek(position)
+            data = _whole_lines(stream, room(), limit)
+            if data is None:
+                return
+            skipped = 0 if data else _line_length(stream, position)
+            if not data and not skipped:
+                return
+            end = position + (len(data) or skipped)
+            after = _advanced(known, stream, path, end, line + (data.count(b"\n") or 1))
+            yield Slice(
+                before=known,
+                after=after,
+                path=path,
+                position=position,
+                first_line=line + 1,
+                data=data.translate(_CONTROL),
+            )
+            known = after
+
+
+def _whole_lines(stream: BinaryIO, room: int, limit: int) -> bytes | None:
+    """Bytes up to the last newline; None if there is no whole line, empty if the line does not fit in ``limit``."""
+    position = stream.tell()
+    data = stream.read(room)
+    end = data.rfind(b"\n") + 1
+    if end:
+        return data[:end]
+    if len(data) < room:
+        return None
+    if room < limit:
+        stream.seek(position)
+        return _whole_lines(stream, limit, limit)
+    return b""
+
+
+def _line_length(stream: BinaryIO, position: int) -> int:
+    """The length of an overlong line with its newline, 0 while it has none; read in pieces, it may be gigabytes."""
+    stream.seek(position)
+    while piece := stream.read(1024 * 1024):
+        if (found := piece.find(b"\n")) >= 0:
+            return stream.tell() - len(piece) + found + 1 - position
+    return 0
+
+
+def _advanced(known: KnownFile | None, stream: BinaryIO, path: Path, position: int, lines: int) -> KnownFile:
+    if known is not None and known.head_length == HEAD:
+        return replace(known, path=str(path), position=position, lines=lines)
+    status = os.fstat(stream.fileno())
+    stream.seek(0)
+    head = stream.read(min(HEAD, position))
+    return KnownFile(
+        device=status.st_dev,
+        inode=status.st_ino,
+        head_length=len(head),
+        head_sha1=_sha1(head),
+        path=str(path),
+        position=position,
+        lines=lines,
+    )
+
+
+def _sha1(head: bytes) -> str:
+    return hashlib.sha1(head, usedforsecurity=False).hexdigest()

@@ -1,0 +1,107 @@
+"""The index of one directory of trace files: bring it up to date, then ask it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from sagaspan.exceptions import StoreUnavailable
+from sagaspan.index.connection import reading, run_query, writing
+from sagaspan.index.lock import locked
+from sagaspan.index.sync import BATCH_BYTES, sync_files
+from sagaspan.index.traces import list_traces, one_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+    from types import TracebackType
+
+    from duckdb import DuckDBPyConnection
+
+    from sagaspan.index.rows import SpanRow, SyncReport, Table, TraceRow
+
+
+class TraceIndex:
+    """SQL over the trace files of ``directory``, by way of ``<directory>/index.duckdb``.
+
+    Nothing stays open between calls, so any number of these, in any number of processes, can be used side by side.
+    ``batch_bytes`` is how much one transaction of a sync takes in, and the longest line that is read.
+    """
+
+    def __init__(self, directory: Path | str, *, batch_bytes: int = BATCH_BYTES) -> None:
+        self.directory = Path(directory)
+        self.path = self.directory / "index.duckdb"
+        self._lock = self.directory / ".lock"
+        self._batch_bytes = batch_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to close: every call closes what it opened."""
+
+    def sync(self, progress: Callable[[int, int], None] | None = None) -> SyncReport:
+        """Take in every new line of ``*.jsonl``, exactly once. ``progress`` is told (bytes done, bytes to do).
+
+        Raises ``StoreUnavailable`` if the index is damaged or held by others, ``SchemaOutdated`` if a newer sagaspan
+        made it.
+        """
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot make the folder {self.directory} ({error.strerror})") from error
+        with locked(self._lock), writing(self.path) as connection:
+            return sync_files(connection, self.directory, batch_bytes=self._batch_bytes, progress=progress)
+
+    def query(
+        self,
+        sql: str,
+        parameters: Sequence[object] = (),
+        *,
+        timeout: float = 30.0,
+        max_rows: int | None = None,
+    ) -> Table:
+        """Answer one read-only statement within ``timeout`` seconds, with at most ``max_rows`` rows.
+
+        Raises ``QueryError`` if the SQL is wrong, not allowed or too slow.
+        """
+        with self._reading() as connection:
+            return run_query(connection, sql, parameters, timeout=timeout, max_rows=max_rows)
+
+    def traces(
+        self,
+        limit: int = 20,
+        *,
+        since: datetime | None = None,
+        errors_only: bool = False,
+        run_id: str | None = None,
+        service_name: str | None = None,
+    ) -> tuple[TraceRow, ...]:
+        """The latest traces, newest first. A ``since`` without a zone is UTC."""
+        with self._reading() as connection:
+            return list_traces(
+                connection,
+                limit,
+                since=since,
+                errors_only=errors_only,
+                run_id=run_id,
+                service_name=service_name,
+            )
+
+    def trace(self, trace_id_prefix: str) -> tuple[SpanRow, ...]:
+        """The spans of the one trace whose id begins so, parents before children, siblings by start.
+
+        Raises ``TraceNotFound`` if there is none, or more than one (its ``matches`` names some).
+        """
+        with self._reading() as connection:
+            return one_trace(connection, trace_id_prefix)
+
+    @contextmanager
+    def _reading(self) -> Iterator[DuckDBPyConnection]:
+        if not self.path.exists():
+            raise StoreUnavailable(f"there is no index of {self.directory} yet: sync first")
+        with locked(self._lock, shared=True), reading(self.path) as connection:
+            yield connection

@@ -1,0 +1,258 @@
+"""Sync: take the new lines of the trace files into the index, each exactly once.
+
+Slices of files are put together in a staging file of at most one batch, DuckDB reads that, and the rows and the files'
+new positions are committed together. Killed at any point, the next sync starts from the last commit. A line that
+cannot be read is recorded with its place and costs nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field, fields
+from datetime import UTC, datetime
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sagaspan.index.files import FileLedger, KnownFile, Slice, new_slices, trace_files
+from sagaspan.index.rows import DamagedLine, SyncReport
+from sagaspan.index.sql import MAXIMUM_LINE, ingest_statement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from duckdb import DuckDBPyConnection
+
+BATCH_BYTES: Final = 128 * 1024 * 1024
+_STAGING: Final = ".staging"
+_REPORTED_PER_BATCH: Final = (
+    1000  # a binary file that is called .jsonl must not fill the index with its lines
+)
+_MACROS: Final = ("text", "map", "number", "nanoseconds")
+_COLUMNS: Final = ", ".join(column.name for column in fields(KnownFile))
+
+
+@dataclass(slots=True)
+class _Batch:
+    slices: list[Slice] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, piece: Slice) -> None:
+        self.slices.append(piece)
+        self.size += len(piece.data)
+
+
+@dataclass(slots=True)
+class _Totals:
+    paths: set[Path] = field(default_factory=set)
+    lines: int = 0
+    spans: int = 0
+    duplicates: int = 0
+    damaged: list[DamagedLine] = field(default_factory=list)
+
+
+def sync_files(
+    connection: DuckDBPyConnection,
+    directory: Path,
+    *,
+    batch_bytes: int = BATCH_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> SyncReport:
+    """Read what is new in ``directory``. ``progress`` is told (bytes done, bytes there) after every batch."""
+    totals = _Totals()
+    staging = directory / _STAGING
+    paths = trace_files(directory)
+    known = _known_files(connection)
+    todo = (
+        max(0, sum(path.stat().st_size for path in paths) - sum(file.position for file in known))
+        if progress
+        else 0
+    )
+    done = 0
+    try:
+        for batch in _batches(paths, FileLedger(known), batch_bytes, totals):
+            _ingest(connection, batch, staging, totals)
+            done += batch.size
+            if progress is not None:
+                progress(done, max(done, todo))
+    finally:
+        staging.unlink(missing_ok=True)
+    return SyncReport(
+        files=len(totals.paths),
+        lines=totals.lines,
+        spans=totals.spans,
+        duplicates=totals.duplicates,
+        damaged=tuple(totals.damaged),
+    )
+
+
+def _known_files(connection: DuckDBPyConnection) -> list[KnownFile]:
+    names = [column.name for column in fields(KnownFile)]
+    rows = connection.execute(f"select {_COLUMNS} from files").fetchall()  # noqa: S608 - our own field names
+    return [KnownFile(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def _batches(paths: list[Path], ledger: FileLedger, limit: int, totals: _Totals) -> Iterator[_Batch]:
+    batch = _Batch()
+    for path in paths:
+        try:
+            for piece in new_slices(path, ledger, lambda: max(1, limit - batch.size), limit):  # noqa: B023
+                batch.add(piece)
+                if batch.size >= limit // 2:
+                    yield batch
+                    batch = _Batch()
+        except OSError as error:
+            reason = f"the file cannot be read ({error.strerror}); it is tried again at the next sync"
+            totals.damaged.append(DamagedLine(path=path, line=0, position=0, reason=reason))
+    if batch.slices:
+        yield batch
+
+
+def _ingest(connection: DuckDBPyConnection, batch: _Batch, staging: Path, totals: _Totals) -> None:
+    with _transaction(connection):
+        damaged = _too_long(batch)
+        spans = found = 0
+        if batch.size:
+            first_rows = _stage(connection, batch, staging)
+            damaged += _damaged_lines(connection, batch, first_rows)
+            found, spans = _insert(connection)
+        _record(connection, batch, damaged)
+    totals.paths |= {piece.path for piece in batch.slices}
+    totals.lines += sum(piece.data.count(b"\n") or 1 for piece in batch.slices)
+    totals.spans += spans
+    totals.duplicates += found - spans
+    totals.damaged += damaged
+
+
+@contextmanager
+def _transaction(connection: DuckDBPyConnection) -> Iterator[None]:
+    connection.execute("begin")
+    try:
+        yield
+    except BaseException:
+        connection.execute("rollback")
+        raise
+    connection.execute("commit")
+
+
+def _stage(connection: DuckDBPyConnection, batch: _Batch, staging: Path) -> list[int]:
+    """Parse the batch into the table ``staged``. Returns the first row of each slice."""
+    staging.unlink(missing_ok=True)
+    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.writelines(piece.data for piece in batch.slices)
+    longest = _longest_line(batch) + 1
+    staged = connection.execute(ingest_statement("stage", maximum_line=longest), [str(staging)]).fetchall()[
+        0
+    ][0]
+    connection.execute("create or replace temp table slices (first_row bigint, path varchar)")
+    first_rows = _first_rows(batch, staged)
+    # A dict keeps the last slice of those that begin at the same row: the others have no rows.
+    names = {row: piece.path.name for row, piece in zip(first_rows, batch.slices, strict=True)}
+    connection.execute(
+        "insert into slices select unnest(?), unnest(?)", [list(names.keys()), list(names.values())]
+    )
+    return first_rows
+
+
+def _longest_line(batch: _Batch) -> int:
+    """The longest line if it is beyond what is always allowed for. Searched only where half of that has no newline."""
+    half = MAXIMUM_LINE // 2
+    longest = MAXIMUM_LINE
+    for piece in batch.slices:
+        if any(piece.data.find(b"\n", at, at + half) < 0 for at in range(0, len(piece.data), half)):
+            longest = max(longest, *(len(line) for line in piece.data.split(b"\n")))
+    return longest
+
+
+def _first_rows(batch: _Batch, staged: int) -> list[int]:
+    """The number of the staged row with which each slice begins; the last of equals is the one that has rows."""
+    counts = [piece.data.count(b"\n") for piece in batch.slices]
+    if sum(counts) != staged:
+        # DuckDB passes over blank lines.
+        counts = [sum(1 for line in piece.data.split(b"\n") if _has_text(line)) for piece in batch.slices]
+    return [0, *accumulate(counts)][:-1]
+
+
+def _has_text(line: bytes) -> bool:
+    return bool(line.strip(b" \t\r"))
+
+
+def _insert(connection: DuckDBPyConnection) -> tuple[int, int]:
+    """Add the staged spans. Returns how many there were, and how many of them were new."""
+    for macro in _MACROS:
+        connection.execute(ingest_statement(macro))
+    earliest, latest, found = connection.execute(ingest_statement("bounds")).fetchall()[0]
+    before = connection.execute(ingest_statement("last_row")).fetchall()[0]
+    added: int = connection.execute(ingest_statement("insert"), [earliest, latest]).fetchall()[0][0]
+    if connection.execute(ingest_statement("repeated"), before).fetchall()[0][0]:
+        added -= connection.execute(ingest_statement("deduplicate"), before).fetchall()[0][0]
+    return found, added
+
+
+def _damaged_lines(connection: DuckDBPyConnection, batch: _Batch, first_rows: list[int]) -> list[DamagedLine]:
+    rows = [row for (row,) in connection.execute(ingest_statement("damaged")).fetchall()]
+    if not rows:
+        return []
+    located = _locate(rows[:_REPORTED_PER_BATCH], batch, first_rows)
+    if len(rows) > _REPORTED_PER_BATCH:
+        last = located[-1]
+        reason = f"{len(rows) - _REPORTED_PER_BATCH} more damaged lines after this one are not listed"
+        located.append(DamagedLine(path=last.path, line=last.line, position=last.position, reason=reason))
+    return located
+
+
+def _locate(rows: list[int], batch: _Batch, first_rows: list[int]) -> list[DamagedLine]:
+    by_slice: dict[int, set[int]] = {}
+    for row in rows:
+        index = bisect_right(first_rows, row) - 1
+        by_slice.setdefault(index, set()).add(row - first_rows[index])
+    return [line for index, wanted in by_slice.items() for line in _lines_of(batch.slices[index], wanted)]
+
+
+def _lines_of(piece: Slice, wanted: set[int]) -> Iterator[DamagedLine]:
+    row, position = 0, piece.position
+    for number, line in enumerate(piece.data.split(b"\n"), piece.first_line):
+        if _has_text(line):
+            if row in wanted:
+                yield DamagedLine(path=piece.path, line=number, position=position, reason=_reason(line))
+            row += 1
+        position += len(line) + 1
+
+
+def _reason(line: bytes) -> str:
+    try:
+        json.loads(line)
+    except UnicodeDecodeError:
+        return "holds control characters or bytes that are not UTF-8; skipped, the other lines are in"
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON ({error}), perhaps cut off by a crash; skipped, the other lines are in"
+    return "is no OTLP trace line (no list of resourceSpans); skipped, move other files out of this folder"
+
+
+def _too_long(batch: _Batch) -> list[DamagedLine]:
+    reason = "is longer than a batch and was skipped; the other lines are in"
+    return [
+        DamagedLine(path=piece.path, line=piece.first_line, position=piece.position, reason=reason)
+        for piece in batch.slices
+        if not piece.data
+    ]
+
+
+def _record(connection: DuckDBPyConnection, batch: _Batch, damaged: list[DamagedLine]) -> None:
+    for piece in batch.slices:
+        if piece.before is not None:
+            connection.execute(
+                "delete from files where device = ? and inode = ? and head_sha1 = ?",
+                [piece.before.device, piece.before.inode, piece.before.head_sha1],
+            )
+        values = ", ".join("?" for _ in fields(KnownFile))
+        connection.execute(f"insert into files ({_COLUMNS}) values ({values})", astuple(piece.after))  # noqa: S608
+    now = datetime.now(UTC).replace(tzinfo=None)
+    for line in damaged:
+        connection.execute(
+            "insert into damaged_lines values (?, ?, ?, ?, ?)",
+            [str(line.path), line.line, line.position, line.reason, now],
+        )

@@ -1,0 +1,68 @@
+"""Canonical JSON, fingerprints and idempotency keys (rule book (a) 1 and 3).
+
+A call is recorded under a key that is unique in a scope:
+
+=========  ======================  ===========================================
+source     scope                   key
+=========  ======================  ===========================================
+business   the whole namespace     what the policy's ``key`` makes of the arguments
+content    the run (and reopening) sha256 of tool and canonical arguments, and the occurrence
+unique     the session             random: a call outside a run is nobody's repeat
+=========  ======================  ===========================================
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import rfc8785
+
+BUSINESS_SCOPE: Final = "key"
+
+
+class KeySource(StrEnum):
+    """Where a key comes from."""
+
+    BUSINESS = "business"
+    CONTENT = "content"
+    UNIQUE = "unique"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKey:
+    """A key, the scope it is unique in, and the fingerprint of the arguments it must always come with."""
+
+    source: KeySource
+    scope: str
+    value: str
+    fingerprint: str
+
+
+def canonical(data: Any) -> bytes:
+    """RFC 8785 canonical JSON of plain JSON data (``codecs.to_json`` makes values plain)."""
+    return rfc8785.dumps(data)
+
+
+def fingerprint(data: Any) -> str:
+    """sha256 (hex) of the canonical JSON of plain JSON data."""
+    return hashlib.sha256(canonical(data)).hexdigest()
+
+
+def run_scope(run_id: str, generation: int) -> str:
+    """The scope of a run's content keys; a reopened run starts a new one."""
+    return f"run:{run_id}" if generation == 0 else f"run:{run_id}#{generation}"
+
+
+def idempotency_key(namespace: str, scope: str, tool: str, key: str, generation: int) -> str:
+    """What the downstream service is told: stable over attempts, processes and loss of the record; 52 characters."""
+    digest = hashlib.sha256(canonical([namespace, scope, tool, key, generation])).digest()
+    return base64.b32encode(digest).decode().rstrip("=").lower()
+
+
+def idempotency_headers(key: str) -> dict[str, str]:
+    """The headers common payment APIs read the key from."""
+    return {"Idempotency-Key": key, "PayPal-Request-Id": key}

@@ -1,0 +1,161 @@
+"""Running a body: with its call in force, within its timeout, again only where that is safe (rule book (g) 1)."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.trace import use_span
+
+from sagaspan import _spans as spans
+from sagaspan._backends import BodyTimeout
+from sagaspan._call import Call
+from sagaspan._context import call_in_force
+from sagaspan._outcome import outcome_of
+from sagaspan._tool import INJECTED
+from sagaspan.exceptions import ApprovalPending, ToolTimeout
+from sagaspan.ledger.records import CallState
+from sagaspan.policy import Policy, Retry
+
+NextAttempt = Callable[[], Awaitable[None]]
+"""Records that another attempt starts."""
+
+Late = Callable[[Any], None]
+"""Told the value of a body that ended after its timeout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How the body ended: ``state`` is done, failed or unknown; ``suspended`` if it only asked to be called again."""
+
+    state: CallState
+    value: Any = None
+    error: BaseException | None = None
+    suspended: bool = False
+
+
+async def run_attempts(call: Call, *, retry: Retry, next_attempt: NextAttempt, late: Late) -> Ended:
+    """Run the body of ``call`` until it is done, or may not be repeated."""
+    watch = _AttemptSpans(call) if retry.attempts > 1 and call.span.is_recording() else None
+    may_have_applied = False
+    number = 1
+    while True:
+        ended = await _attempt(call, late)
+        may_have_applied = may_have_applied or ended.state is CallState.UNKNOWN
+        again = number < retry.attempts and ended.error is not None and _may_repeat(ended, call.tool.policy, retry)
+        delay = retry.delay(number, random.random) if again else 0.0
+        if watch is not None:
+            watch.ended(number, ended.error, last=not again)
+        if not again:
+            return _truthful(ended, may_have_applied)
+        try:
+            await call.sleep(delay)
+            await next_attempt()
+        except BaseException as error:  # noqa: BLE001 - interrupted between two attempts: settled, then raised
+            return _truthful(Ended(state=CallState.FAILED, error=error), may_have_applied)
+        number += 1
+        if watch is not None:
+            watch.started(delay)
+
+
+async def _attempt(call: Call, late: Late) -> Ended:
+    handling = sys.exception()
+    policy = call.tool.policy
+    try:
+        value = await call.backend.run_body(
+            _body(call), is_async=call.tool.is_async, timeout=policy.timeout, late=_evidence(late)
+        )
+    except BodyTimeout:
+        return Ended(state=CallState.UNKNOWN, error=_timed_out(call))
+    except BaseException as error:  # noqa: BLE001 - it is raised again once the ledger knows
+        if isinstance(error, (ApprovalPending, *call.tool.suspends)):
+            return Ended(state=CallState.FAILED, error=error, suspended=True)
+        return Ended(state=CallState(outcome_of(error, policy, call.tool.module, handling)), error=error)
+    return Ended(state=CallState.DONE, value=value)
+
+
+def _body(call: Call) -> Callable[[], Any]:
+    """The body with everything it needs in force while it runs, and only then."""
+    arguments = {**call.arguments, **_filled(call)}
+    recording = call.span.is_recording()
+
+    def body() -> Any:
+        with call_in_force(call):
+            if not recording:
+                return call.invoke(arguments)
+            with use_span(call.span, record_exception=False, set_status_on_exception=False):
+                return call.invoke(arguments)
+
+    async def async_body() -> Any:
+        with call_in_force(call):
+            if not recording:
+                return await call.invoke(arguments)
+            with use_span(call.span, record_exception=False, set_status_on_exception=False):
+                return await call.invoke(arguments)
+
+    return async_body if call.tool.is_async else body
+
+
+def _filled(call: Call) -> dict[str, Any]:
+    filled = dict(call.context)
+    for name in INJECTED & call.tool.context:
+        if filled.get(name) is None:
+            filled[name] = call.idempotency_key
+    return filled
+
+
+def _may_repeat(ended: Ended, policy: Policy, retry: Retry) -> bool:
+    error = ended.error
+    if ended.suspended or not isinstance(error, Exception):
+        return False
+    if retry.on:
+        return isinstance(error, retry.on)
+    return policy.rerunnable or ended.state is CallState.FAILED
+
+
+def _truthful(ended: Ended, may_have_applied: bool) -> Ended:
+    """Once an attempt may have applied, a later clean failure proves nothing of that one."""
+    if ended.state is CallState.FAILED and may_have_applied:
+        return Ended(state=CallState.UNKNOWN, error=ended.error)
+    return ended
+
+
+def _timed_out(call: Call) -> ToolTimeout:
+    return ToolTimeout(
+        f"tool {call.tool.name!r} did not answer within {call.tool.policy.timeout:g} s; its effect may still come, so it "
+        f"is not repeated. Look at it with: sagaspan show {call.id}"
+    )
+
+
+def _evidence(late: Late) -> Callable[[Future[Any]], None]:
+    def ended(future: Future[Any]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            late(future.result())
+
+    return ended
+
+
+class _AttemptSpans:
+    """A child span for each attempt, made only once there is a second one."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._started_ns = time.time_ns()
+        self._delay_ms = 0.0
+
+    def started(self, delay: float) -> None:
+        """An attempt starts now, after ``delay`` seconds of waiting."""
+        self._started_ns = time.time_ns()
+        self._delay_ms = delay * 1000
+
+    def ended(self, number: int, error: BaseException | None, *, last: bool) -> None:
+        """Attempt ``number`` ended; the only one gets no span."""
+        if not (last and number == 1):
+            spans.record_attempt(
+                self._call.tracer, self._call.span, number, started_ns=self._started_ns, delay_ms=self._delay_ms, error=error
+            )

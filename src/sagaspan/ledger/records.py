@@ -1,0 +1,250 @@
+"""The ledger's frozen records: a run, a call, an audit row; and how users see them.
+
+Times are integer microseconds since the epoch (UTC) inside, aware ``datetime`` outside. ``arguments``, ``result``,
+``input`` and ``output`` are encoded texts (``sagaspan.codecs``).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sagaspan import codecs
+
+
+class CallState(StrEnum):
+    """Where a call is; the same words in code, SQL, spans, command line and docs."""
+
+    AWAITING_APPROVAL = "awaiting_approval"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    NEEDS_HUMAN = "needs_human"
+    REFUSED = "refused"
+    SCHEDULED = "scheduled"
+    COMPENSATING = "compensating"
+    COMPENSATED = "compensated"
+    COMPENSATION_FAILED = "compensation_failed"
+
+
+class RunState(StrEnum):
+    """Where a run is. ``failed``: it ended in an error and there was nothing to undo."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    HELD = "held"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    COMPENSATING = "compensating"
+    COMPENSATED = "compensated"
+    PARTIALLY_COMPENSATED = "partially_compensated"
+
+
+class Phase(StrEnum):
+    """Whether a call goes forward or undoes another one."""
+
+    FORWARD = "forward"
+    COMPENSATION = "compensation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """One call: unique by (namespace, scope, tool, key). ``version`` counts writes, ``epoch`` counts owners."""
+
+    id: str
+    namespace: str
+    scope: str
+    tool: str
+    key: str
+    key_source: str
+    generation: int = 0
+    fingerprint: str
+    run_id: str
+    parent_id: str | None = None
+    phase: Phase = Phase.FORWARD
+    compensates: str | None = None
+    state: CallState
+    effect: str | None = None
+    declared_write: bool = False
+    arguments: str
+    result: str | None = None
+    result_lost: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    compensate: str | None = None
+    tool_call_id: str | None = None
+    owner: str
+    epoch: int = 1
+    attempts: int = 0
+    version: int = 1
+    claim_seq: int = 0
+    traceparent: str | None = None
+    created_us: int
+    started_us: int
+    ended_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run: unique by (namespace, id). ``generation`` counts reopenings, ``committed_seq`` the pivot in its claims."""
+
+    namespace: str
+    id: str
+    name: str
+    parent_id: str | None = None
+    conversation: str | None = None
+    user: str | None = None
+    tenant: str | None = None
+    agent: str | None = None
+    tags: str = "{}"
+    input: str | None = None
+    input_fingerprint: str
+    output: str | None = None
+    state: RunState
+    reason: str | None = None
+    error: str | None = None
+    on_interrupt: str = "hold"
+    generation: int = 0
+    committed_seq: int = 0
+    owner: str
+    epoch: int = 1
+    version: int = 1
+    traceparent: str | None = None
+    created_us: int
+    started_us: int
+    ended_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """One transition, as it was decided: who (``actor`` is a process), what, from which state to which."""
+
+    at_us: int
+    namespace: str
+    run_id: str
+    call_id: str | None
+    event: str
+    from_state: str | None
+    to_state: str
+    actor: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInfo:
+    """A call as users see it. ``result`` and ``args`` are what was recorded (see ``sagaspan.codecs``)."""
+
+    id: str
+    tool: str
+    state: CallState
+    args: dict[str, Any]
+    result: Any
+    result_lost: str | None
+    error: str | None
+    attempts: int
+    replayed: bool
+    run_id: str
+    phase: Phase
+    compensates: str | None
+    compensate: str | None
+    effect: str | None
+    idempotency_key: str
+    key: str
+    tool_call_id: str | None
+    traceparent: str | None
+    started: dt.datetime
+    ended: dt.datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """A run as users see it; ``calls`` are in the order they were claimed, compensations among them."""
+
+    id: str
+    name: str
+    status: RunState
+    reason: str | None
+    error: str | None
+    parent_id: str | None
+    conversation: str | None
+    user: str | None
+    tenant: str | None
+    agent: str | None
+    tags: dict[str, Any]
+    input: Any
+    output: Any
+    on_interrupt: str
+    reopened: int
+    traceparent: str | None
+    started: dt.datetime
+    ended: dt.datetime | None
+    calls: tuple[CallInfo, ...] = field(default=(), repr=False)
+
+
+def moment(microseconds: int) -> dt.datetime:
+    """An aware UTC ``datetime`` of microseconds since the epoch."""
+    return dt.datetime.fromtimestamp(microseconds / 1e6, tz=dt.UTC)
+
+
+def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
+    """The user's view of a call record."""
+    from sagaspan.keys import idempotency_key
+
+    return CallInfo(
+        id=record.id,
+        tool=record.tool,
+        state=record.state,
+        args=codecs.decode(record.arguments),
+        result=None if record.result is None else codecs.decode(record.result),
+        result_lost=record.result_lost,
+        error=_error(record.error_type, record.error_message),
+        attempts=record.attempts,
+        replayed=replayed,
+        run_id=record.run_id,
+        phase=record.phase,
+        compensates=record.compensates,
+        compensate=record.compensate,
+        effect=record.effect,
+        idempotency_key=idempotency_key(
+            record.namespace, record.scope, record.tool, record.key, record.generation
+        ),
+        key=record.key,
+        tool_call_id=record.tool_call_id,
+        traceparent=record.traceparent,
+        started=moment(record.started_us),
+        ended=None if record.ended_us is None else moment(record.ended_us),
+    )
+
+
+def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = ()) -> RunInfo:
+    """The user's view of a run record."""
+    return RunInfo(
+        id=record.id,
+        name=record.name,
+        status=record.state,
+        reason=record.reason,
+        error=record.error,
+        parent_id=record.parent_id,
+        conversation=record.conversation,
+        user=record.user,
+        tenant=record.tenant,
+        agent=record.agent,
+        tags=codecs.decode(record.tags),
+        input=None if record.input is None else codecs.decode(record.input),
+        output=None if record.output is None else codecs.decode(record.output),
+        on_interrupt=record.on_interrupt,
+        reopened=record.generation,
+        traceparent=record.traceparent,
+        started=moment(record.started_us),
+        ended=None if record.ended_us is None else moment(record.ended_us),
+        calls=calls,
+    )
+
+
+def _error(kind: str | None, message: str | None) -> str | None:
+    if kind is None:
+        return None
+    return f"{kind}: {message}" if message else kind

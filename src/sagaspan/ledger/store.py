@@ -1,0 +1,88 @@
+"""What a store must do: save changes all or nothing, comparing versions, and read records back.
+
+Stores are synchronous and know no rules: every change comes with its audit row from ``transitions``. They raise
+``StoreUnavailable`` or ``SchemaOutdated`` and nothing of their driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sagaspan.ledger.records import AuditRow, CallRecord, RunRecord, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class CallChange:
+    """Save ``record`` if its row is still at ``expected_version`` (0: if its key is free).
+
+    ``claims``: only while its run is at ``run_epoch`` and ``running``, and the record takes the next place in the
+    claim order.
+    """
+
+    record: CallRecord
+    audit: AuditRow
+    expected_version: int = 0
+    claims: bool = False
+    run_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunChange:
+    """Save ``record`` if its row is still at ``expected_version`` (0: if its id is free)."""
+
+    record: RunRecord
+    audit: AuditRow
+    expected_version: int = 0
+
+
+Change = CallChange | RunChange
+
+
+class Store(Protocol):
+    """Durable records; safe for any number of threads and processes."""
+
+    url: str
+
+    def commit(self, changes: Sequence[Change], *, synced: bool) -> bool:
+        """Save all changes with their audit rows in one transaction, or none of them (then False).
+
+        ``synced``: on disk when this returns; otherwise at the latest with the next synced commit.
+        """
+
+    def find_call(self, namespace: str, scope: str, tool: str, key: str) -> CallRecord | None:
+        """The call recorded under this key."""
+
+    def get_call(self, call_id: str) -> CallRecord | None:
+        """The call of this id."""
+
+    def calls_of(self, namespace: str, run_id: str) -> list[CallRecord]:
+        """All calls of a run in claim order, compensations among them."""
+
+    def get_run(self, namespace: str, run_id: str) -> RunRecord | None:
+        """The run of this id."""
+
+    def children_of(self, namespace: str, run_id: str) -> list[RunRecord]:
+        """The runs nested directly in a run."""
+
+    def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
+        """Runs of every namespace, newest first."""
+
+    def match_runs(self, prefix: str, limit: int = 10) -> list[RunRecord]:
+        """Runs whose id starts with ``prefix``; the exact one alone if there is one."""
+
+    def match_calls(self, prefix: str, limit: int = 10) -> list[CallRecord]:
+        """Calls whose id or key starts with ``prefix``."""
+
+    def open_calls(self, limit: int = 100) -> list[CallRecord]:
+        """Calls that are not settled, or that need a person, newest first."""
+
+    def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
+        """The audit rows of a run in order."""
+
+    def describe(self) -> dict[str, str | int]:
+        """Facts for ``sagaspan doctor``: where, schema version, counts."""
+
+    def close(self) -> None:
+        """Give back what the store holds; it may be used again, and opens again then."""

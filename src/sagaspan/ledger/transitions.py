@@ -1,0 +1,167 @@
+"""The state machines: pure functions from (record, event, now) to (record, audit row).
+
+The tables below are the rules, and the docs print them; a store only makes "compare the version, save, append the
+audit row" atomic. ``failed`` means it did not happen, ``unknown`` that it may have: an exception, a timeout or a
+dead owner leads to ``unknown`` unless there is proof (rule book 1.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, Final
+
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, Phase, RunRecord, RunState
+
+
+class CallEvent(StrEnum):
+    """What can happen to a call."""
+
+    CLAIM = "claim"
+    ATTEMPT = "attempt"
+    SUCCEED = "succeed"
+    FAIL = "fail"
+    LOSE = "lose"
+    COMPENSATE = "compensate"
+    COMPENSATION_SUCCEEDED = "compensation_succeeded"
+    COMPENSATION_FAILED = "compensation_failed"
+    SUPERSEDE = "supersede"
+
+
+class RunEvent(StrEnum):
+    """What can happen to a run."""
+
+    OPEN = "open"
+    RESUME = "resume"
+    REOPEN = "reopen"
+    COMMIT = "commit"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    PAUSE = "pause"
+    HOLD = "hold"
+    COMPENSATE = "compensate"
+    COMPENSATED = "compensated"
+    PARTIALLY_COMPENSATED = "partially_compensated"
+
+
+class IllegalTransition(RuntimeError):
+    """A bug in this library: an event that the table does not allow in that state."""
+
+
+_C, _E = CallState, CallEvent
+CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
+    (None, _E.CLAIM): _C.RUNNING,
+    (_C.FAILED, _E.CLAIM): _C.RUNNING,
+    # Only for reads and idempotent tools: running those again is harmless.
+    (_C.UNKNOWN, _E.CLAIM): _C.RUNNING,
+    (_C.RUNNING, _E.ATTEMPT): _C.RUNNING,
+    (_C.RUNNING, _E.SUCCEED): _C.DONE,
+    (_C.RUNNING, _E.FAIL): _C.FAILED,
+    (_C.RUNNING, _E.LOSE): _C.UNKNOWN,
+    # A late result is positive evidence.
+    (_C.UNKNOWN, _E.SUCCEED): _C.DONE,
+    (_C.DONE, _E.COMPENSATE): _C.COMPENSATING,
+    (_C.COMPENSATING, _E.COMPENSATE): _C.COMPENSATING,
+    (_C.COMPENSATION_FAILED, _E.COMPENSATE): _C.COMPENSATING,
+    (_C.COMPENSATING, _E.COMPENSATION_SUCCEEDED): _C.COMPENSATED,
+    (_C.COMPENSATING, _E.COMPENSATION_FAILED): _C.COMPENSATION_FAILED,
+    # A business key is free again for another run once its call failed or was undone; the record stays.
+    (_C.FAILED, _E.SUPERSEDE): _C.FAILED,
+    (_C.COMPENSATED, _E.SUPERSEDE): _C.COMPENSATED,
+    (_C.UNKNOWN, _E.SUPERSEDE): _C.UNKNOWN,  # reads and idempotent tools only
+}
+
+_R, _V = RunState, RunEvent
+RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
+    (None, _V.OPEN): _R.RUNNING,
+    (_R.RUNNING, _V.RESUME): _R.RUNNING,
+    (_R.PAUSED, _V.RESUME): _R.RUNNING,
+    (_R.HELD, _V.RESUME): _R.RUNNING,
+    (_R.FAILED, _V.RESUME): _R.RUNNING,
+    (_R.COMPLETED, _V.REOPEN): _R.RUNNING,
+    (_R.COMPENSATED, _V.REOPEN): _R.RUNNING,
+    (_R.PARTIALLY_COMPENSATED, _V.REOPEN): _R.RUNNING,
+    (_R.RUNNING, _V.COMMIT): _R.RUNNING,
+    (_R.RUNNING, _V.COMPLETE): _R.COMPLETED,
+    (_R.RUNNING, _V.FAIL): _R.FAILED,
+    (_R.RUNNING, _V.PAUSE): _R.PAUSED,
+    (_R.RUNNING, _V.HOLD): _R.HELD,
+    (_R.RUNNING, _V.COMPENSATE): _R.COMPENSATING,
+    (_R.COMPLETED, _V.COMPENSATE): _R.COMPENSATING,
+    (_R.COMPENSATING, _V.COMPENSATE): _R.COMPENSATING,
+    (_R.COMPENSATING, _V.FAIL): _R.FAILED,
+    (_R.COMPENSATING, _V.COMPENSATED): _R.COMPENSATED,
+    (_R.COMPENSATING, _V.PARTIALLY_COMPENSATED): _R.PARTIALLY_COMPENSATED,
+}
+
+CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE})
+RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.COMMIT, _V.COMPENSATE}
+
+
+def open_call(record: CallRecord) -> tuple[CallRecord, AuditRow]:
+    """The first claim of a call: ``record`` is new and comes as ``running``."""
+    return record, _call_row(record, CallEvent.CLAIM, None, record.created_us, None)
+
+
+def claim_again(record: CallRecord, *, owner: str, now_us: int, traceparent: str | None) -> tuple[CallRecord, AuditRow]:
+    """Claim a call that did not happen, or that is harmless to run again, for ``owner``; a new epoch."""
+    return move_call(
+        record, CallEvent.CLAIM, now_us, owner=owner, epoch=record.epoch + 1, attempts=record.attempts + 1, started_us=now_us,
+        ended_us=None, error_type=None, error_message=None, traceparent=traceparent,
+    )  # fmt: skip
+
+
+def supersede(record: CallRecord, now_us: int) -> tuple[CallRecord, AuditRow]:
+    """Free a business key for the next run: the record stays, under a key of its own."""
+    return move_call(record, CallEvent.SUPERSEDE, now_us, key=f"{record.key}#{record.id}", scope=f"superseded:{record.scope}")
+
+
+def move_call(
+    record: CallRecord, event: CallEvent, now_us: int, *, detail: str | None = None, **changes: Any
+) -> tuple[CallRecord, AuditRow]:
+    """``record`` after ``event``, and the audit row; raises ``IllegalTransition``."""
+    state = CALL_TABLE.get((record.state, event))
+    if state is None:
+        raise IllegalTransition(f"call {record.id}: {event} is not allowed in state {record.state}")
+    if event in CALL_ENDINGS:
+        changes["ended_us"] = now_us
+    after = replace(record, state=state, version=record.version + 1, **changes)
+    return after, _call_row(after, event, record.state, now_us, detail)
+
+
+def open_run(record: RunRecord) -> tuple[RunRecord, AuditRow]:
+    """The first row of a run: ``record`` is new and comes as ``running``."""
+    return record, _run_row(record, RunEvent.OPEN, None, record.created_us, None)
+
+
+def move_run(
+    record: RunRecord, event: RunEvent, now_us: int, *, detail: str | None = None, **changes: Any
+) -> tuple[RunRecord, AuditRow]:
+    """``record`` after ``event``, and the audit row; raises ``IllegalTransition``."""
+    state = RUN_TABLE.get((record.state, event))
+    if state is None:
+        raise IllegalTransition(f"run {record.id}: {event} is not allowed in state {record.state}")
+    if event in RUN_ENDINGS:
+        changes["ended_us"] = now_us
+    after = replace(record, state=state, version=record.version + 1, **changes)
+    return after, _run_row(after, event, record.state, now_us, detail)
+
+
+def _call_row(
+    record: CallRecord, event: CallEvent, before: CallState | None, now_us: int, detail: str | None
+) -> AuditRow:
+    name = event if record.phase is Phase.FORWARD else f"{Phase.COMPENSATION}.{event}"
+    return AuditRow(
+        at_us=now_us, namespace=record.namespace, run_id=record.run_id, call_id=record.id, event=name,
+        from_state=before, to_state=record.state, actor=record.owner, detail=detail,
+    )  # fmt: skip
+
+
+def _run_row(
+    record: RunRecord, event: RunEvent, before: RunState | None, now_us: int, detail: str | None
+) -> AuditRow:
+    return AuditRow(
+        at_us=now_us, namespace=record.namespace, run_id=record.id, call_id=None, event=f"run.{event}",
+        from_state=before, to_state=record.state, actor=record.owner, detail=detail,
+    )  # fmt: skip

@@ -1,0 +1,213 @@
+"""What a tool is, declared: frozen, strict, checked when it is written down.
+
+``Policy`` fields left out are undecided, so that several sources combine field by field
+(``file`` over ``wrap`` over ``guard`` over ``decorator``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from sagaspan.exceptions import ConfigurationError
+
+Effect = Literal["read", "idempotent", "write", "irreversible"]
+Repeat = Literal["dedupe", "ask", "new"]
+Outcome = Literal["failed", "unknown"]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Declared(BaseModel):
+    """Frozen, strict, no unknown fields; errors are one ``ConfigurationError`` in plain words."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ConfigurationError(_explain(type(self), error)) from error
+
+
+class Retry(_Declared):
+    """How often and when a failed attempt is repeated. Times are seconds; ``attempts`` counts the first one too.
+
+    A write is repeated only if it provably did not happen, or on the exception types named in ``on``. For reads
+    and idempotent tools ``on`` narrows what is repeated (empty: every ``Exception``).
+    """
+
+    attempts: Annotated[int, Field(ge=1)] = 1
+    initial_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    backoff_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    max_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    jitter: bool = True
+    on: tuple[type[BaseException], ...] = ()
+
+    def delay(self, attempt: int, random: Callable[[], float]) -> float:
+        """Seconds to wait after failed attempt number ``attempt`` (1 is the first); full jitter over ``random()``."""
+        longest = min(self.max_delay, self.initial_delay * self.backoff_factor ** (attempt - 1))
+        return longest * random() if self.jitter else longest
+
+
+def _as_retry(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Retry(attempts=value)
+    return Retry(**value) if isinstance(value, Mapping) else value
+
+
+class Policy(_Declared):
+    """What one tool is allowed, and how it is protected; every field can be left undecided.
+
+    ==============  ===================================================================================
+    ``effect``      ``"read"``, ``"idempotent"``, ``"write"``, ``"irreversible"``; undeclared (None) is protected like
+                    a write, but an equal call is a new call. ``compensate`` or ``key`` makes it a write
+    ``compensate``  function, or name of a tool, that undoes a call that is done
+    ``approve``     only ``False`` for now: "this irreversible tool asks nobody"
+    ``key``         business idempotency key: CEL over the arguments, or a function of them
+    ``repeat``      an equal call in the same run, already done: ``"dedupe"``, ``"ask"``, ``"new"``
+    ``retry``       a ``Retry``, or a number of attempts
+    ``timeout``     seconds a body may take
+    ``error_means`` what an exception says of the effect: ``"failed"``, ``"unknown"``, or a function of it
+    ``not_applied`` exception types that prove the effect did not happen
+    ``critical``    True: a failure stops the agent and compensates; False: it is returned as data
+    ==============  ===================================================================================
+
+    Raises ``ConfigurationError`` for an unknown field or a value of the wrong type.
+    """
+
+    effect: Effect | None = None
+    compensate: str | Callable[..., Any] | None = None
+    approve: Literal[False] | None = None
+    key: str | Callable[..., Any] | None = None
+    repeat: Repeat | None = None
+    retry: Annotated[Retry | None, BeforeValidator(_as_retry)] = None
+    timeout: Annotated[Seconds | None, Field(strict=False)] = None
+    error_means: Outcome | Callable[[BaseException], Outcome] | None = None
+    not_applied: tuple[type[BaseException], ...] = ()
+    critical: bool | None = None
+
+    def replace(self, **fields: Any) -> Self:
+        """A copy with ``fields`` changed, validated like a new one."""
+        return type(self)(**{**self._decided(), **fields})
+
+    def over(self, base: Policy) -> Policy:
+        """This policy's decided fields over those of ``base``."""
+        return Policy(**{**base._decided(), **self._decided()}) if self.model_fields_set else base
+
+    def _decided(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+    @property
+    def declared_write(self) -> bool:
+        """Whether this is a write by declaration: by effect, or by having an undo or a business key."""
+        if self.effect in ("write", "irreversible"):
+            return True
+        return self.effect is None and (self.compensate is not None or self.key is not None)
+
+    @property
+    def rerunnable(self) -> bool:
+        """Whether running it again is harmless whatever happened before: reads and idempotent tools."""
+        return self.effect in ("read", "idempotent")
+
+    @property
+    def repeat_rule(self) -> Repeat:
+        """``repeat``, or its default: ``ask`` for irreversible tools, ``dedupe`` for writes, ``new`` for the rest."""
+        if self.repeat is not None:
+            return self.repeat
+        if self.effect == "irreversible":
+            return "ask"
+        return "dedupe" if self.declared_write else "new"
+
+
+Policies = Mapping[str, Policy | Mapping[str, Any]]
+"""Name or glob of a tool, and its policy (a ``Policy`` or its fields)."""
+
+
+class PolicyBook:
+    """Policies of one source by name or glob; an exact name wins over globs, of which the first match wins."""
+
+    def __init__(self, policies: Policies | None, *, source: str) -> None:
+        self.source = source
+        self._by_name = {name: _as_policy(name, policy, source) for name, policy in (policies or {}).items()}
+
+    def for_tool(self, name: str) -> Policy:
+        """The policy of tool ``name``, undecided in every field if this source does not name it."""
+        exact = self._by_name.get(name)
+        if exact is not None:
+            return exact
+        for pattern, policy in self._by_name.items():
+            if _is_glob(pattern) and fnmatch.fnmatchcase(name, pattern):
+                return policy
+        return _UNDECIDED
+
+    def names(self) -> list[str]:
+        """The names that are not globs."""
+        return [name for name in self._by_name if not _is_glob(name)]
+
+    def check_names(self, tools: list[str], *, where: str) -> None:
+        """Refuse a policy for a tool that ``where`` does not have; raises ``ConfigurationError`` with near names."""
+        for name in self.names():
+            if name not in tools:
+                near = difflib.get_close_matches(name, tools, n=3)
+                hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(sorted(tools)) or 'none'}"
+                raise ConfigurationError(f"{self.source} names the tool {name!r}, which {where} does not have; {hint}")
+
+
+_UNDECIDED = Policy()
+
+
+def load_policies(policies: Policies | str | Path | None) -> PolicyBook:
+    """A book from a mapping or from the ``[tools.NAME]`` tables of a TOML file; raises ``ConfigurationError``."""
+    if policies is None or isinstance(policies, Mapping):
+        return PolicyBook(policies, source="policies")
+    path = Path(policies)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the policy file {path} cannot be read ({error.strerror}); check the path, or pass a dict of policies"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the policy file {path} is not valid TOML: {error}") from error
+    return PolicyBook(_tools_table(tables, path), source=str(path))
+
+
+def _tools_table(tables: dict[str, Any], path: Path) -> Policies:
+    unknown = sorted(set(tables) - {"tools"})
+    if unknown:
+        raise ConfigurationError(f"{path}: unknown table [{unknown[0]}]; policies stand in [tools.NAME]")
+    tools = tables.get("tools", {})
+    if not isinstance(tools, dict) or not all(isinstance(fields, dict) for fields in tools.values()):
+        raise ConfigurationError(f"{path}: every policy is a table [tools.NAME] of fields")
+    return tools
+
+
+def _as_policy(name: str, policy: Policy | Mapping[str, Any], source: str) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    if not isinstance(policy, Mapping):
+        raise ConfigurationError(f"{source}: the policy of {name!r} is a {type(policy).__name__}, not a Policy")
+    try:
+        return Policy(**policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}, tool {name!r}: {error}") from error
+
+
+def _is_glob(name: str) -> bool:
+    return any(character in name for character in "*?[")
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    first = error.errors()[0]
+    field = str(first["loc"][0]) if first["loc"] else "?"
+    if first["type"] != "extra_forbidden":
+        return f"{model.__name__} field {field!r}: {first['msg'].lower()}, got {first['input']!r}"
+    near = difflib.get_close_matches(field, list(model.model_fields), n=2)
+    hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(model.model_fields)}"
+    return f"{model.__name__} has no field {field!r}; {hint}"

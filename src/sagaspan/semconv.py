@@ -1,0 +1,75 @@
+"""Every span, attribute and metric name that sagaspan emits or reads, in one place.
+
+The ``gen_ai.*`` names follow the OpenTelemetry GenAI semantic conventions (status: Development). They are
+constants of our own because the published Python package marks its copies as deprecated and names no successor.
+Ours live under ``sagaspan.*``. The table in ``docs/telemetry.md`` is generated from this module.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
+
+# -- GenAI conventions ------------------------------------------------------------------------------------
+GEN_AI_OPERATION_NAME: Final = "gen_ai.operation.name"
+GEN_AI_TOOL_NAME: Final = "gen_ai.tool.name"
+GEN_AI_TOOL_TYPE: Final = "gen_ai.tool.type"
+GEN_AI_TOOL_DESCRIPTION: Final = "gen_ai.tool.description"
+GEN_AI_TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
+GEN_AI_TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
+GEN_AI_TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
+GEN_AI_AGENT_NAME: Final = "gen_ai.agent.name"
+GEN_AI_CONVERSATION_ID: Final = "gen_ai.conversation.id"
+ERROR_TYPE: Final = "error.type"
+OPENINFERENCE_SPAN_KIND: Final = "openinference.span.kind"
+
+OPERATION_EXECUTE_TOOL: Final = "execute_tool"
+TOOL_TYPE_FUNCTION: Final = "function"
+
+# -- runs --------------------------------------------------------------------------------------------------
+RUN_ID: Final = "sagaspan.run.id"
+RUN_NAME: Final = "sagaspan.run.name"
+RUN_STATE: Final = "sagaspan.run.state"
+RUN_REASON: Final = "sagaspan.run.reason"
+RUN_RESUMED: Final = "sagaspan.run.resumed"
+RUN_PARENT_ID: Final = "sagaspan.run.parent.id"
+
+# -- calls -------------------------------------------------------------------------------------------------
+CALL_ID: Final = "sagaspan.call.id"
+CALL_STATE: Final = "sagaspan.call.state"
+CALL_PHASE: Final = "sagaspan.call.phase"
+CALL_EFFECT: Final = "sagaspan.call.effect"
+CALL_EXECUTED: Final = "sagaspan.call.executed"
+CALL_ATTEMPTS: Final = "sagaspan.call.attempts"
+CALL_COMPENSATES: Final = "sagaspan.call.compensates"
+IDEMPOTENCY_OUTCOME: Final = "sagaspan.idempotency.outcome"
+ATTEMPT_NUMBER: Final = "sagaspan.attempt.number"
+ATTEMPT_DELAY_MS: Final = "sagaspan.attempt.delay_ms"
+LINK_TYPE: Final = "sagaspan.link.type"
+
+PHASE_FORWARD: Final = "forward"
+PHASE_COMPENSATION: Final = "compensation"
+OUTCOME_EXECUTED: Final = "executed"
+OUTCOME_REPLAYED: Final = "replayed"
+OUTCOME_JOINED: Final = "joined"
+OUTCOME_CONFLICT: Final = "conflict"
+LINK_COMPENSATES: Final = "compensates"
+LINK_RESUMES: Final = "resumes"
+
+# -- span names --------------------------------------------------------------------------------------------
+SPAN_TOOL: Final = "execute_tool {tool}"
+SPAN_RUN: Final = "sagaspan {run}"
+SPAN_ATTEMPT: Final = "attempt {n}"
+
+# -- what other instrumentations call the same things (read by the index, never emitted) ---------------------
+COST_USD: Final = "sagaspan.cost.usd"
+COST_ALIASES: Final = (COST_USD, "gen_ai.usage.cost.amount", "gen_ai.usage.cost", "operation.cost", "llm.cost.total")
+GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
+GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
+GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"
+GEN_AI_USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+
+# -- environment -------------------------------------------------------------------------------------------
+ENV_CAPTURE_CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

@@ -1,0 +1,37 @@
+"""Stores by URL: ``sqlite:///relative.db``, ``sqlite:////absolute.db``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from sagaspan.exceptions import ConfigurationError
+from sagaspan.ledger.store import Store
+
+Migrate = Literal["auto", "check"]
+Durability = Literal["normal", "full"]
+
+
+def connect(url: str, *, migrate: Migrate = "auto", durability: Durability = "normal", create: bool = True) -> Store:
+    """The store of ``url``, opened at its first use; raises ``ConfigurationError`` for a URL it cannot read.
+
+    ``migrate="check"`` refuses an older schema instead of migrating it; ``durability="full"`` syncs every commit;
+    ``create=False`` (for reading) refuses a ledger that does not exist.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise ConfigurationError(f"the store {url!r} is not a URL; write for example sqlite:///ledger.db")
+    if scheme != "sqlite":
+        raise ConfigurationError(f"the store {url!r} is of a kind this version does not know; it knows sqlite:///PATH")
+    if not rest.startswith("/") or rest == "/":
+        raise ConfigurationError(
+            f"the store {url!r} has no path; sqlite:///ledger.db is relative, sqlite:////var/ledger.db absolute"
+        )
+    from sagaspan.stores.sqlite import SqliteStore
+
+    return SqliteStore(Path(rest[1:]).expanduser(), migrate=migrate, durability=durability, create=create)
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite ledger at ``path``."""
+    return f"sqlite:///{path}"

@@ -1,0 +1,54 @@
+"""Records to rows and back: the statements every SQL store builds from the fields of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, Final
+
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, Phase, RunRecord, RunState
+
+CALL_COLUMNS: Final = tuple(field.name for field in fields(CallRecord))
+RUN_COLUMNS: Final = tuple(field.name for field in fields(RunRecord))
+AUDIT_COLUMNS: Final = tuple(field.name for field in fields(AuditRow))
+
+# What never changes after a record's first claim; all other columns are saved with every transition.
+_CALL_CONSTANTS: Final = frozenset(
+    {"id", "namespace", "tool", "key_source", "generation", "fingerprint", "run_id", "parent_id", "phase", "compensates",
+     "effect", "declared_write", "arguments", "compensate", "tool_call_id", "created_us", "claim_seq"}
+)  # fmt: skip
+_RUN_CONSTANTS: Final = frozenset(
+    {"namespace", "id", "name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input",
+     "input_fingerprint", "created_us"}
+)  # fmt: skip
+
+CALL_CHANGING: Final = tuple(name for name in CALL_COLUMNS if name not in _CALL_CONSTANTS)
+RUN_CHANGING: Final = tuple(name for name in RUN_COLUMNS if name not in _RUN_CONSTANTS)
+
+call_values = attrgetter(*CALL_COLUMNS)
+call_changes = attrgetter(*CALL_CHANGING, "id")
+run_values = attrgetter(*RUN_COLUMNS)
+run_changes = attrgetter(*RUN_CHANGING, "namespace", "id")
+audit_values = attrgetter(*AUDIT_COLUMNS)
+
+
+def call_record(row: Sequence[Any]) -> CallRecord:
+    """The record of a row selected by ``CALL_COLUMNS``."""
+    values = dict(zip(CALL_COLUMNS, row, strict=True))
+    values["state"] = CallState(values["state"])
+    values["phase"] = Phase(values["phase"])
+    values["declared_write"] = bool(values["declared_write"])
+    return CallRecord(**values)
+
+
+def run_record(row: Sequence[Any]) -> RunRecord:
+    """The record of a row selected by ``RUN_COLUMNS``."""
+    values = dict(zip(RUN_COLUMNS, row, strict=True))
+    values["state"] = RunState(values["state"])
+    return RunRecord(**values)
+
+
+def audit_row(row: Sequence[Any]) -> AuditRow:
+    """The audit row of a row selected by ``AUDIT_COLUMNS``."""
+    return AuditRow(**dict(zip(AUDIT_COLUMNS, row, strict=True)))

@@ -1,0 +1,75 @@
+"""Numbered migrations: each file applied once, with its record, in one transaction."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from importlib import resources
+from typing import NamedTuple
+
+from sagaspan.exceptions import SchemaOutdated, StoreUnavailable
+
+
+class Migration(NamedTuple):
+    """One numbered file."""
+
+    number: int
+    name: str
+    sql: str
+
+
+def migrations(dialect: str) -> list[Migration]:
+    """The migrations of a dialect in order."""
+    folder = resources.files("sagaspan.stores") / "migrations" / dialect
+    found = []
+    for file in folder.iterdir():
+        match = re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name)
+        if match:
+            found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    return sorted(found)
+
+
+def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> None:
+    """Bring a SQLite ledger to the newest schema, or refuse.
+
+    Raises ``SchemaOutdated`` for a ledger newer than this code, or older while ``apply`` is False, and
+    ``StoreUnavailable`` for a database that is no ledger; none of them changes anything.
+    """
+    known = migrations("sqlite")
+    if current_version(connection, where) == known[-1].number:
+        return
+    connection.execute("begin immediate")  # two processes may open a new ledger at once
+    try:
+        version = current_version(connection, where)
+        _check(version, known[-1].number, where, apply=apply)
+        connection.execute("create table if not exists migrations (number integer primary key, name text not null) strict")
+        for migration in known[version:]:
+            for statement in migration.sql.split(";\n"):
+                connection.execute(statement)
+            connection.execute("insert into migrations values (?, ?)", (migration.number, migration.name))
+        connection.execute("commit")
+    except BaseException:
+        connection.execute("rollback")
+        raise
+
+
+def current_version(connection: sqlite3.Connection, where: str) -> int:
+    """The number of the last migration applied; 0 for an empty database."""
+    tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+    if "migrations" in tables and "calls" in tables:
+        (version,) = connection.execute("select coalesce(max(number), 0) from migrations").fetchone()
+        return int(version)
+    if tables:
+        raise StoreUnavailable(f"{where} is a database of something else, not a sagaspan ledger; name another path")
+    return 0
+
+
+def _check(version: int, newest: int, where: str, *, apply: bool) -> None:
+    if version > newest:
+        raise SchemaOutdated(
+            f"the ledger {where} has schema {version}, this sagaspan knows {newest}; upgrade sagaspan (nothing was changed)"
+        )
+    if not apply:
+        raise SchemaOutdated(
+            f"the ledger {where} has schema {version}, this sagaspan needs {newest}; open it once with migrate='auto'"
+        )

@@ -1,0 +1,270 @@
+"""The embedded store: one SQLite file in WAL mode, one connection a process.
+
+A claim is committed with ``synchronous=FULL``; what follows it is not synced by itself. The WAL is a prefix log, so the
+next claim's sync makes every earlier settle durable too: no later effect can rest on a lost result (rule book, 2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sagaspan.exceptions import StoreUnavailable
+from sagaspan.ledger.records import AuditRow, CallRecord, RunRecord, RunState
+from sagaspan.ledger.store import CallChange, Change, RunChange
+from sagaspan.stores import _columns as columns
+from sagaspan.stores._migrate import current_version, migrate
+
+BUSY_SECONDS: Final = 10.0
+PRIMED_BYTES: Final = 4_200_000
+"""Past ``wal_autocheckpoint`` (1000 pages): a WAL that never grows while it is written commits a third faster."""
+
+_CALLS: Final = ", ".join(columns.CALL_COLUMNS)
+_RUNS: Final = ", ".join(columns.RUN_COLUMNS)
+_AUDIT: Final = ", ".join(columns.AUDIT_COLUMNS)
+
+
+def _marks(names: Sequence[str]) -> str:
+    return ", ".join("?" * len(names))
+
+
+def _sets(names: Sequence[str]) -> str:
+    return ", ".join(f"{name} = ?" for name in names)
+
+
+# Only constants of this package are put together here; every value is a bound parameter.
+_APPEND_AUDIT: Final = f"insert into audit ({_AUDIT}) values ({_marks(columns.AUDIT_COLUMNS)})"  # noqa: S608
+_CLAIM_CALL: Final = f"""
+insert into calls ({_CALLS})
+select {", ".join("last_insert_rowid()" if name == "claim_seq" else "?" for name in columns.CALL_COLUMNS)}
+  from runs where namespace = ? and id = ? and epoch = ? and state = 'running'
+    on conflict (namespace, scope, tool, key) do nothing
+"""  # noqa: S608
+_INSERT_CALL: Final = f"""
+insert into calls ({_CALLS})
+values ({", ".join("last_insert_rowid()" if name == "claim_seq" else "?" for name in columns.CALL_COLUMNS)})
+    on conflict do nothing
+"""  # noqa: S608
+_UPDATE_CALL: Final = f"update calls set {_sets(columns.CALL_CHANGING)} where id = ? and version = ?"  # noqa: S608
+_CLAIM_CALL_AGAIN: Final = f"""
+update calls set {_sets(columns.CALL_CHANGING)}, claim_seq = last_insert_rowid()
+ where id = ? and version = ?
+   and exists (select 1 from runs where namespace = ? and id = ? and epoch = ? and state = 'running')
+"""  # noqa: S608
+_INSERT_RUN: Final = f"insert into runs ({_RUNS}) values ({_marks(columns.RUN_COLUMNS)}) on conflict do nothing"  # noqa: S608
+_UPDATE_RUN: Final = f"""
+update runs set {_sets(columns.RUN_CHANGING)} where namespace = ? and id = ? and version = ?
+"""  # noqa: S608
+_CLAIM_SEQ: Final = columns.CALL_COLUMNS.index("claim_seq")
+
+
+class SqliteStore:
+    """A ledger in one file (0600), opened at first use and again in a forked child."""
+
+    def __init__(self, path: Path, *, migrate: str = "auto", durability: str = "normal", create: bool = True) -> None:
+        self.path = path
+        self.url = f"sqlite:///{path}"
+        self._migrate = migrate == "auto"
+        self._always_sync = durability == "full"
+        self._create = create
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Sequence[Change], *, synced: bool) -> bool:
+        """Save all changes in one transaction, or none of them; see ``Store.commit``."""
+        with self._connected() as connection:
+            execute = connection.execute
+            level = "full" if synced or self._always_sync else "normal"
+            execute(f"pragma synchronous = {level}")
+            execute("begin immediate")
+            try:
+                saved = all(_save(connection, change) for change in changes)
+                execute("commit" if saved else "rollback")
+            except BaseException:
+                if connection.in_transaction:
+                    execute("rollback")
+                raise
+            return saved
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def find_call(self, namespace: str, scope: str, tool: str, key: str) -> CallRecord | None:
+        """The call recorded under this key."""
+        where = "namespace = ? and scope = ? and tool = ? and key = ?"
+        return next(iter(self._calls(where, (namespace, scope, tool, key))), None)
+
+    def get_call(self, call_id: str) -> CallRecord | None:
+        """The call of this id."""
+        return next(iter(self._calls("id = ?", (call_id,))), None)
+
+    def calls_of(self, namespace: str, run_id: str) -> list[CallRecord]:
+        """All calls of a run in claim order, compensations among them."""
+        return self._calls("namespace = ? and run_id = ? order by claim_seq", (namespace, run_id))
+
+    def get_run(self, namespace: str, run_id: str) -> RunRecord | None:
+        """The run of this id."""
+        return next(iter(self._runs("namespace = ? and id = ?", (namespace, run_id))), None)
+
+    def children_of(self, namespace: str, run_id: str) -> list[RunRecord]:
+        """The runs nested directly in a run."""
+        return self._runs("namespace = ? and parent_id = ? order by created_us", (namespace, run_id))
+
+    def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
+        """Runs of every namespace, newest first."""
+        where = f"state in ({_marks(states)})" if states else "true"
+        return self._runs(f"{where} order by created_us desc limit ? offset ?", (*states, limit, offset))
+
+    def match_runs(self, prefix: str, limit: int = 10) -> list[RunRecord]:
+        """Runs whose id starts with ``prefix``; the exact one alone if there is one."""
+        exact = self._runs("id = ?", (prefix,))
+        return exact or self._runs("id glob ? order by created_us desc limit ?", (_glob(prefix), limit))
+
+    def match_calls(self, prefix: str, limit: int = 10) -> list[CallRecord]:
+        """Calls whose id or key starts with ``prefix``."""
+        where = "id glob ? or key glob ? order by claim_seq desc limit ?"
+        return self._calls(where, (_glob(prefix), _glob(prefix), limit))
+
+    def open_calls(self, limit: int = 100) -> list[CallRecord]:
+        """Calls that are not settled, or that need a person, newest first."""
+        states = "'running', 'unknown', 'needs_human', 'compensating', 'compensation_failed', 'awaiting_approval'"
+        return self._calls(f"state in ({states}) order by seq desc limit ?", (limit,))
+
+    def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
+        """The audit rows of a run in order."""
+        query = f"select {_AUDIT} from audit where namespace = ? and run_id = ? order by seq"  # noqa: S608
+        return [columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))]
+
+    def describe(self) -> dict[str, str | int]:
+        """Facts for ``sagaspan doctor``."""
+        with self._connected() as connection:
+            facts: dict[str, str | int] = {"url": self.url, "schema": current_version(connection, str(self.path))}
+            for table in ("runs", "calls", "audit"):
+                (facts[table],) = connection.execute(f"select count(*) from {table}").fetchone()  # noqa: S608
+            (facts["quick_check"],) = connection.execute("pragma quick_check").fetchone()
+        return facts
+
+    def close(self) -> None:
+        """Close the connection; the next use opens it again."""
+        with self._lock:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    # -- the connection ------------------------------------------------------------------------------------
+
+    def _calls(self, where: str, values: Sequence[Any]) -> list[CallRecord]:
+        rows = self._fetch(f"select {_CALLS} from calls where {where}", values)  # noqa: S608
+        return [columns.call_record(row) for row in rows]
+
+    def _runs(self, where: str, values: Sequence[Any]) -> list[RunRecord]:
+        rows = self._fetch(f"select {_RUNS} from runs where {where}", values)  # noqa: S608
+        return [columns.run_record(row) for row in rows]
+
+    def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
+        with self._connected() as connection:
+            return connection.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                if self._connection is None or self._pid != os.getpid():
+                    self._connection = self._open()
+                    self._pid = os.getpid()
+                yield self._connection
+            except sqlite3.Error as error:
+                raise StoreUnavailable(_explain(self.path, error)) from error
+
+    def _open(self) -> sqlite3.Connection:
+        self._prepare_file()
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+        try:
+            connection.execute("pragma journal_mode = wal")
+            migrate(connection, str(self.path), apply=self._migrate)
+            if self._create:
+                self._prime(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare_file(self) -> None:
+        if self.path.is_file():
+            return
+        if not self._create:
+            raise StoreUnavailable(
+                f"there is no ledger at {self.path} yet; run an agent under a guard first, or name it with --store"
+            )
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives WAL and SHM the same mode
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the ledger {self.path} cannot be made ({error.strerror}); name a path you can write with store="
+            ) from error
+
+    def _prime(self, connection: sqlite3.Connection) -> None:
+        wal = Path(f"{self.path}-wal")
+        if wal.exists() and wal.stat().st_size >= PRIMED_BYTES:
+            return
+        connection.execute("begin immediate")
+        connection.execute("create table priming (filler blob)")
+        connection.execute("insert into priming values (zeroblob(?))", (PRIMED_BYTES,))
+        connection.execute("drop table priming")
+        connection.execute("commit")
+
+
+def _save(connection: sqlite3.Connection, change: Change) -> bool:
+    # The audit row first: its number becomes the call's place in the claim order.
+    connection.execute(_APPEND_AUDIT, columns.audit_values(change.audit))
+    if isinstance(change, RunChange):
+        return _save_run(connection, change)
+    return _save_call(connection, change)
+
+
+def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
+    record = change.record
+    fence = (record.namespace, record.run_id, change.run_epoch) if change.claims else ()
+    if change.expected_version:
+        statement = _CLAIM_CALL_AGAIN if change.claims else _UPDATE_CALL
+        values = (*columns.call_changes(record), change.expected_version, *fence)
+    else:
+        statement = _CLAIM_CALL if change.claims else _INSERT_CALL
+        row = columns.call_values(record)
+        values = (*row[:_CLAIM_SEQ], *row[_CLAIM_SEQ + 1 :], *fence)
+    return connection.execute(statement, values).rowcount == 1
+
+
+def _save_run(connection: sqlite3.Connection, change: RunChange) -> bool:
+    if change.expected_version:
+        values = (*columns.run_changes(change.record), change.expected_version)
+        return connection.execute(_UPDATE_RUN, values).rowcount == 1
+    return connection.execute(_INSERT_RUN, columns.run_values(change.record)).rowcount == 1
+
+
+def _glob(prefix: str) -> str:
+    """A GLOB pattern of exactly this prefix; GLOB, unlike LIKE, can use the index."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in prefix) + "*"
+
+
+def _explain(path: Path, error: sqlite3.Error) -> str:
+    text = str(error)
+    if "locked" in text or "busy" in text:
+        return f"the ledger {path} stayed locked for {BUSY_SECONDS:.0f} s by another process; nothing was started, try again"
+    if "readonly" in text:
+        return f"the ledger {path} is read-only; nothing was started, give this user write access or name another store"
+    if "not a database" in text or "malformed" in text:
+        return f"{path} is not a readable SQLite ledger ({text}); it was left as it is, name another or restore a backup"
+    if "full" in text:
+        return f"the disk of the ledger {path} is full; nothing was started, make room and try again"
+    return f"the ledger {path} cannot be used ({text}); nothing was started"

@@ -1,0 +1,156 @@
+"""One call sets tracing up: our file sink on whatever provider there is, and OTLP when the environment names an endpoint.
+
+A provider that exists is extended, never replaced: the program, its framework or a vendor's agent may own it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+from weakref import WeakKeyDictionary
+
+from opentelemetry import trace
+from opentelemetry.sdk.environment_variables import (
+    OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
+    OTEL_BSP_MAX_QUEUE_SIZE,
+    OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_PROTOCOL,
+    OTEL_EXPORTER_OTLP_TIMEOUT,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
+    OTEL_EXPORTER_OTLP_TRACES_TIMEOUT,
+    OTEL_SDK_DISABLED,
+)
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from sagaspan.exceptions import ConfigurationError, StoreUnavailable
+from sagaspan.telemetry.sink import JsonLinesSpanProcessor
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+EXIT_PATIENCE_MS: Final = 2_000  # how long a dead endpoint may hold up the program's exit
+_QUEUE_SIZE: Final = 65_536  # the SDK's 2,048 lose 41 % of a burst of 20,000 spans
+_BATCH_SIZE: Final = 512
+_EXPORT_TIMEOUT: Final = 5  # seconds
+_OTLP: Final = "otlp"
+
+_lock = threading.Lock()
+# What we added to each provider: the directories of our sinks, and _OTLP. Entries die with their provider.
+_added: WeakKeyDictionary[TracerProvider, set[str]] = WeakKeyDictionary()
+
+
+def configure_tracing(
+    service_name: str | None = None,
+    *,
+    directory: Path | str | None = None,
+    tracer_provider: TracerProvider | None = None,
+) -> TracerProvider:
+    """Write spans as OTLP/JSON lines into ``directory``, and export them over OTLP if an endpoint is set.
+
+    The processors go onto ``tracer_provider``, else onto the global provider, else onto a new one that becomes global
+    with ``service_name`` (default: ``OTEL_SERVICE_NAME``). ``directory`` defaults to ``SAGASPAN_TRACE_DIR``, else to
+    ``traces`` in the nearest ``.sagaspan``. Calling it again adds nothing twice. With ``OTEL_SDK_DISABLED=true``
+    nothing is added.
+
+    Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the OTLP settings are wrong.
+    """
+    with _lock:
+        provider = tracer_provider or _global_provider(service_name)
+        if os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
+            return provider
+        added = _added.setdefault(provider, set())
+        _add_sink(provider, added, _trace_directory(directory), service_name)
+        if _OTLP not in added and _endpoint():
+            provider.add_span_processor(_otlp_processor())
+            added.add(_OTLP)
+        return provider
+
+
+def _global_provider(service_name: str | None) -> TracerProvider:
+    current = trace.get_tracer_provider()
+    if isinstance(current, trace.ProxyTracerProvider):
+        # Resource.create merges OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME below what is given here.
+        resource = Resource.create({SERVICE_NAME: service_name} if service_name else {})
+        trace.set_tracer_provider(TracerProvider(resource=resource))
+        # Asked again, because another thread may have set its own first: then that one is in force.
+        current = trace.get_tracer_provider()
+    if not hasattr(current, "add_span_processor"):
+        raise ConfigurationError(
+            f"The global tracer provider is a {type(current).__module__}.{type(current).__qualname__}, which takes no "
+            "span processors. Pass tracer_provider=TracerProvider() to configure_tracing and to Guard, or set an "
+            "OpenTelemetry SDK provider."
+        )
+    # By what it can do, not by its class: wrappers such as logfire's delegate to an SDK provider.
+    return cast("TracerProvider", current)
+
+
+def _trace_directory(directory: Path | str | None) -> Path:
+    if directory:
+        return Path(directory).expanduser().absolute()
+    from sagaspan._home import home, traces_directory
+
+    chosen = traces_directory().absolute()
+    if chosen.is_relative_to(home().absolute()):
+        # Made by its own rules (0700, ignored by git). If it cannot be, the sink says so when it first writes.
+        with contextlib.suppress(StoreUnavailable):
+            home(create=True)
+    return chosen
+
+
+def _add_sink(provider: TracerProvider, added: set[str], directory: Path, service_name: str | None) -> None:
+    if str(directory) in added:
+        return
+    provider.add_span_processor(JsonLinesSpanProcessor(directory, service_name=service_name))
+    added.add(str(directory))
+
+
+class _PromptBatchProcessor(BatchSpanProcessor):
+    """The SDK's batch processor, but a dead endpoint delays the program's exit by seconds, not by half a minute."""
+
+    def shutdown(self) -> None:
+        self._batch_processor.shutdown(timeout_millis=EXIT_PATIENCE_MS)
+
+
+def _otlp_processor() -> BatchSpanProcessor:
+    try:
+        # None leaves the choice to OTEL_BSP_*, which wins over our defaults.
+        queue = None if OTEL_BSP_MAX_QUEUE_SIZE in os.environ else _QUEUE_SIZE
+        batch = None if OTEL_BSP_MAX_EXPORT_BATCH_SIZE in os.environ else _BATCH_SIZE
+        return _PromptBatchProcessor(_otlp_exporter(), max_queue_size=queue, max_export_batch_size=batch)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"The OTLP settings in the environment (OTEL_BSP_*) are wrong: {error}."
+        ) from error
+
+
+def _otlp_exporter() -> SpanExporter:
+    timeout = (
+        None if _first_set(OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT) else _EXPORT_TIMEOUT
+    )
+    protocol = _first_set(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL) or "http/protobuf"
+    match protocol:
+        case "http/protobuf":
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+            return HttpExporter(timeout=timeout)
+        case "grpc":
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+            return GrpcExporter(timeout=timeout)
+    raise ConfigurationError(
+        f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol!r} is not supported: use 'http/protobuf' (port 4318) or 'grpc' (4317)."
+    )
+
+
+def _endpoint() -> str | None:
+    return _first_set(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, OTEL_EXPORTER_OTLP_ENDPOINT)
+
+
+def _first_set(*names: str) -> str | None:
+    return next((value for name in names if (value := os.environ.get(name, "").strip())), None)

@@ -1,0 +1,156 @@
+"""The span sink: when a span ends its line is in the file, by one ``write(2)``, before the caller goes on.
+
+There is no queue to overflow in a burst or to lose under ``kill -9``, and no lock to wait for: the kernel appends a
+line whole, so any number of threads share one file and every process has its own. What cannot be written is counted
+in ``dropped`` and logged once; the traced program never sees an error from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.sdk.resources import SERVICE_NAME
+from opentelemetry.sdk.trace import SpanProcessor
+
+from sagaspan.telemetry.encoding import SpanEncoder
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan, Span
+
+_logger = logging.getLogger("sagaspan")
+
+# O_EXCL: a name that exists, or a link planted under it, is never written through.
+_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+
+class JsonLinesSpanProcessor(SpanProcessor):
+    """Append every sampled span to ``<directory>/<service>-<utc start>-<pid>-<random>.jsonl`` as it ends.
+
+    ``service_name`` only names the file; None takes the resource's ``service.name``. The directory (0700) and the file
+    (0600) are made when the first span ends, and again, under a new name, in a forked child.
+    """
+
+    def __init__(self, directory: Path | str, *, service_name: str | None = None) -> None:
+        self.directory = Path(directory)
+        self._service_name = service_name
+        self._encoder = SpanEncoder()
+        self._file: _TraceFile | None = None
+        self._opened: dict[int, _TraceFile] = {}
+        self._drops: dict[int, int] = {}
+        self._logged = False
+        self._closed = False
+
+    @property
+    def dropped(self) -> int:
+        """How many spans could not be written."""
+        return sum(list(self._drops.values()))
+
+    @property
+    def path(self) -> Path | None:
+        """The file this process writes to; None before its first span."""
+        file = self._file
+        return file.path if file is not None and file.pid == os.getpid() else None
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Nothing happens at a span's start: only finished spans are written."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Write the span's line. Never raises an ``Exception``."""
+        try:
+            if not span.context.trace_flags.sampled:
+                return
+            if self._closed:
+                self._drop("the processor was shut down before the span ended")
+                return
+            line = self._encoder.encode(span)
+            # Our own reference: a shutdown in another thread then cannot close the descriptor under our write.
+            file = self._file
+            if file is None or file.pid != os.getpid():
+                file = self._open(span)
+            self._write(file, line)
+        except Exception as error:  # noqa: BLE001 - telemetry never breaks what it watches
+            self._drop(f"{type(error).__name__}: {error}")
+
+    def shutdown(self) -> None:
+        """Close the file, as soon as the last thread that is writing lets go of it. Later spans are dropped."""
+        self._closed = True
+        self._file = None
+        self._opened.clear()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:  # noqa: ARG002 - nothing is ever buffered
+        """True, at once: a span that has ended is already in the file."""
+        return True
+
+    def _open(self, span: ReadableSpan) -> _TraceFile:
+        pid = os.getpid()
+        opened = _TraceFile(
+            self.directory, self._service_name or str(span.resource.attributes.get(SERVICE_NAME, ""))
+        )
+        # Two threads may arrive here at once; setdefault lets one win without a lock that a fork could leave held.
+        winner = self._opened.setdefault(pid, opened)
+        if winner is not opened:
+            opened.path.unlink()
+        for parent in [other for other in list(self._opened) if other != pid]:
+            self._opened.pop(parent, None)
+        self._file = winner
+        return winner
+
+    def _write(self, file: _TraceFile, line: bytes) -> None:
+        written = os.write(file.descriptor, line)
+        if written == len(line):
+            return
+        try:
+            while written < len(line):
+                written += os.write(file.descriptor, line[written:])
+        except OSError:
+            # A torn line ends this file: the next span's line must not be glued to it.
+            self._opened.pop(file.pid, None)
+            self._file = None
+            raise
+
+    def _drop(self, reason: str) -> None:
+        # One counter a thread: `+= 1` on a shared one loses counts, and a lock may be held across a fork.
+        thread = get_ident()
+        self._drops[thread] = self._drops.get(thread, 0) + 1
+        if not self._logged:
+            self._logged = True
+            _logger.warning(
+                "A span could not be written to %s (%s). Spans are being lost; this is logged once. "
+                "Check that the directory is writable and the disk not full.",
+                self.directory,
+                reason,
+            )
+
+
+class _TraceFile:
+    """An open trace file of one process. Its descriptor closes when the last reference goes, and not before."""
+
+    __slots__ = ("__weakref__", "descriptor", "path", "pid")
+
+    def __init__(self, directory: Path, service: str) -> None:
+        self.pid = os.getpid()
+        self.path = directory / _file_name(service, self.pid)
+        try:
+            self.descriptor = os.open(self.path, _FLAGS, 0o600)
+        except FileNotFoundError:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.descriptor = os.open(self.path, _FLAGS, 0o600)
+
+    def __del__(self) -> None:
+        # AttributeError: never opened, or an interpreter that is going away.
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            os.close(self.descriptor)
+
+
+def _file_name(service: str, pid: int) -> str:
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "_", service)[:64].strip("_-") or "spans"
+    return f"{safe}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{pid}-{secrets.token_hex(4)}.jsonl"
