@@ -67,8 +67,50 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604, RUF022 - sorted by the code, and compared with the names above by a test
-    *sorted([*_HOME_OF, "__version__"])
+__all__ = [
+    "ApprovalDenied",
+    "ApprovalExpired",
+    "ApprovalPending",
+    "BudgetExceeded",
+    "Call",
+    "CallInProgress",
+    "CallInfo",
+    "CallNext",
+    "CallState",
+    "CircuitOpen",
+    "CompensationFailed",
+    "ConfigurationError",
+    "Guard",
+    "KeyConflict",
+    "LockConflict",
+    "LoopDetected",
+    "Middleware",
+    "NotApplied",
+    "OutcomeUnknown",
+    "Policy",
+    "PolicyDenied",
+    "RateLimited",
+    "Refused",
+    "ReplayDivergence",
+    "Result",
+    "Retry",
+    "Run",
+    "RunClosed",
+    "RunConflict",
+    "RunError",
+    "RunInProgress",
+    "RunInfo",
+    "RunState",
+    "SagaspanError",
+    "SchemaOutdated",
+    "ScopeFrozen",
+    "StoreError",
+    "StoreUnavailable",
+    "Tool",
+    "ToolTimeout",
+    "__version__",
+    "compose",
+    "configure_tracing",
 ]
 
 
@@ -85,4 +127,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

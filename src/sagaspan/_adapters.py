@@ -21,7 +21,14 @@ class Adapter(Protocol):
         """Whether ``target`` is of this adapter's framework."""
 
     def wrap(
-        self, guard: Guard, target: Any, book: PolicyBook, *, name: str | None, run_id: str | None, on_interrupt: Any
+        self,
+        guard: Guard,
+        target: Any,
+        book: PolicyBook,
+        *,
+        name: str | None,
+        run_id: str | None,
+        on_interrupt: Any,
     ) -> Any:
         """``target`` guarded; the original stays as it is."""
 

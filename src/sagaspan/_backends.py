@@ -242,4 +242,3 @@ def _private_loop(pid: int) -> PrivateLoop:  # noqa: ARG001 - the key of the cac
 @cache
 def _ledger_executor(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - the key of the cache
     return ThreadPoolExecutor(max_workers=8, thread_name_prefix="sagaspan-ledger")
-

@@ -50,7 +50,7 @@ def compensation_of(
     Raises ``ConfigurationError`` if it declares a parameter that nothing can fill, or a reserved name that is also a
     parameter of the call.
     """
-    name = name or getattr(function, "__name__", type(function).__name__)
+    name = name or name_of(function)
     declared, takes_all = _declared(function, parameters, where=where, name=name)
     clash = sorted(declared & set(parameters) & set(RESERVED))
     if clash:
@@ -66,6 +66,11 @@ def compensation_of(
         declared=declared,
         takes_all=takes_all,
     )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called if nobody says otherwise."""
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def is_async_callable(function: Callable[..., Any]) -> bool:

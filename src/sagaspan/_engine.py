@@ -23,7 +23,15 @@ from sagaspan._middleware import Middleware, compose
 from sagaspan._spans import tracer_of
 from sagaspan._tool import Tool
 from sagaspan.exceptions import ConfigurationError, PolicyDenied
-from sagaspan.keys import BUSINESS_SCOPE, CallKey, KeySource, canonical, fingerprint, idempotency_key, run_scope
+from sagaspan.keys import (
+    BUSINESS_SCOPE,
+    CallKey,
+    KeySource,
+    canonical,
+    fingerprint,
+    idempotency_key,
+    run_scope,
+)
 from sagaspan.ledger import transitions
 from sagaspan.ledger.ledger import Ledger
 from sagaspan.ledger.records import CallRecord, RunRecord, RunState
@@ -155,7 +163,11 @@ class Engine:
             self._resolve_names()
         run = self.run_in_force(backend, tool)
         if run is None:
-            return self._deliver(tool, None, await self._onion(self._make(tool, arguments, context, invoke, backend, origin, None)))
+            return self._deliver(
+                tool,
+                None,
+                await self._onion(self._make(tool, arguments, context, invoke, backend, origin, None)),
+            )
         with run.busy():
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
             return self._deliver(tool, run, await self._onion(call))
@@ -216,7 +228,12 @@ class Engine:
         )
 
     def _key(
-        self, tool: Tool, arguments: Mapping[str, Any], plain: Mapping[str, Any], record: RunRecord, run: Run | None
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        plain: Mapping[str, Any],
+        record: RunRecord,
+        run: Run | None,
     ) -> tuple[CallKey, int]:
         digest = fingerprint([tool.name, plain])
         if tool.policy.key is not None:
@@ -239,7 +256,11 @@ class Engine:
             run.saw(result)
         if isinstance(error, Exception) and not isinstance(error, tool.suspends):
             if tool.policy.critical is False:
-                return {"status": str(result.state), "error": f"{type(error).__name__}: {error}", "call": result.record.id}
+                return {
+                    "status": str(result.state),
+                    "error": f"{type(error).__name__}: {error}",
+                    "call": result.record.id,
+                }
             if tool.policy.critical and run is not None:
                 run.doom(error)
         raise error

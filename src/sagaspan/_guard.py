@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from sagaspan._adapters import find_adapter
 from sagaspan._backends import ASYNCIO, SYNC, run_sync
 from sagaspan._call import Call
 from sagaspan._clock import now_us
+from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._engine import Engine, Origin, call_sync
 from sagaspan._home import home
@@ -99,14 +101,14 @@ class Guard:
         return lambda decorated: self._guarded(decorated, function, fields)
 
     def _guarded(self, function: Callable[..., Any], name: str | None, fields: dict[str, Any]) -> Callable[..., Any]:
-        name = name or getattr(function, "__name__", type(function).__name__)
+        name = name or name_of(function)
         try:
             declared = Policy(**fields)
         except ConfigurationError as error:
             raise ConfigurationError(f"tool {name!r}: {error}") from error
         tool = tool_of(function, name=name, policy=self.policy_for(name, declared))
         self._engine.register(tool)
-        return guarded_function(self, tool)
+        return _guarded_function(self._engine, tool)
 
     def policy_for(self, name: str, declared: Policy, wrapped: PolicyBook | None = None) -> Policy:
         """The policy in force for a tool: file over wrap over guard over what the tool itself declares."""
@@ -139,9 +141,7 @@ class Guard:
         """
         _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
         book = PolicyBook(policies, source="wrap(policies)")
-        wrapped: T = find_adapter(target).wrap(
-            self, target, book, name=name, run_id=run_id, on_interrupt=on_interrupt
-        )
+        wrapped: T = find_adapter(target).wrap(self, target, book, name=name, run_id=run_id, on_interrupt=on_interrupt)
         return wrapped
 
     def define(self, function: Callable[..., Any], *, name: str, policy: Policy, **details: Any) -> Tool:
@@ -161,9 +161,7 @@ class Guard:
     ) -> Any:
         """Call a defined tool from an adapter: ``invoke`` runs its body with ``arguments``."""
         origin = Origin(tool_call_id=tool_call_id, agent=agent)
-        return run_sync(
-            self._engine.call(tool, arguments, context={}, invoke=invoke, backend=SYNC, origin=origin)
-        )
+        return run_sync(self._engine.call(tool, arguments, context={}, invoke=invoke, backend=SYNC, origin=origin))
 
     async def acall_tool(
         self,
@@ -176,9 +174,7 @@ class Guard:
     ) -> Any:
         """As ``call_tool`` in a running loop; ``invoke`` gives an awaitable if ``tool.is_async``."""
         origin = Origin(tool_call_id=tool_call_id, agent=agent)
-        return await self._engine.call(
-            tool, arguments, context={}, invoke=invoke, backend=ASYNCIO, origin=origin
-        )
+        return await self._engine.call(tool, arguments, context={}, invoke=invoke, backend=ASYNCIO, origin=origin)
 
     # -- runs --------------------------------------------------------------------------------------------------
 
@@ -279,9 +275,15 @@ class Guard:
         await self.aclose()
 
 
-def guarded_function(guard: Guard, tool: Tool) -> Callable[..., Any]:
-    """A function with the signature of ``tool`` that goes through ``guard``."""
+def guard_function(guard: Guard, function: Callable[..., Any], name: str, book: PolicyBook) -> Callable[..., Any]:
+    """``function`` as a guarded one called ``name``, under the policies of ``book`` (for adapters)."""
+    tool = tool_of(function, name=name, policy=guard.policy_for(name, Policy(), book))
     engine = guard._engine  # noqa: SLF001 - the same room
+    engine.register(tool)
+    return _guarded_function(engine, tool)
+
+
+def _guarded_function(engine: Engine, tool: Tool) -> Callable[..., Any]:
     function = tool.function
 
     if tool.is_async:
@@ -305,8 +307,6 @@ def guarded_function(guard: Guard, tool: Tool) -> Callable[..., Any]:
 
 def default_store() -> str:
     """``SAGASPAN_STORE``, else the URL of ``ledger.db`` in the home in force."""
-    import os
-
     return os.environ.get("SAGASPAN_STORE") or sqlite_url(home() / "ledger.db")
 
 

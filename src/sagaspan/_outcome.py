@@ -39,7 +39,7 @@ def outcome_of(error: BaseException, policy: Policy, module: str, handling: Base
     if not isinstance(error, Exception):  # cancelled or interrupted in the middle
         return "unknown"
     chain = list(_chain(error, handling))
-    proofs = (NotApplied, *policy.not_applied)
+    proofs: tuple[type[BaseException], ...] = (NotApplied, *policy.not_applied)
     if isinstance(error, proofs) or any(_never_sent(link) or _refused(link) for link in chain):
         return "failed"
     return "failed" if len(chain) == 1 and _raised_by(module, error) else "unknown"
@@ -101,9 +101,7 @@ def _raised_by(module: str, error: BaseException) -> bool:
         return False
     if last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE:
         return False  # a KeyError of a subscript is an accident, not a statement
-    return not any(
-        _holds_unsure_response(frame) for frame in _frames(error.__traceback__) if _belongs(frame, package)
-    )
+    return not any(_holds_unsure_response(frame) for frame in _frames(error.__traceback__) if _belongs(frame, package))
 
 
 def _belongs(frame: FrameType, package: str) -> bool:

@@ -110,7 +110,14 @@ class Rollback:
     """Undoes the steps of one run, waiting through ``backend``; its spans are children of ``parent``."""
 
     def __init__(
-        self, store: Store, run: RunRecord, *, find: FindCompensation, tracer: Tracer, parent: Span, backend: Backend
+        self,
+        store: Store,
+        run: RunRecord,
+        *,
+        find: FindCompensation,
+        tracer: Tracer,
+        parent: Span,
+        backend: Backend,
     ) -> None:
         self._store = store
         self._run = run
@@ -121,7 +128,8 @@ class Rollback:
 
     async def __call__(self, steps: Sequence[CallRecord]) -> tuple[list[CallInfo], list[CallInfo]]:
         """Undo ``steps`` in their order; returns those undone and those that could not be."""
-        undone, failed = [], []
+        undone: list[CallInfo] = []
+        failed: list[CallInfo] = []
         for step in steps:
             after = await self._undo(step)
             (undone if after.state is CallState.COMPENSATED else failed).append(call_info(after))
@@ -140,7 +148,11 @@ class Rollback:
             ended = Ended(state=CallState.DONE)
         else:
             ended = await self._run_body(call, record)
-        spans.end(span, {semconv.CALL_ID: record.id, semconv.CALL_STATE: ended.state, semconv.CALL_EXECUTED: True}, ended.error)
+        spans.end(
+            span,
+            {semconv.CALL_ID: record.id, semconv.CALL_STATE: ended.state, semconv.CALL_EXECUTED: True},
+            ended.error,
+        )
         return await self._close(step, record, ended)
 
     # -- records ---------------------------------------------------------------------------------------------
@@ -174,7 +186,9 @@ class Rollback:
         now = now_us()
         changes = []
         if record.state is CallState.RUNNING:
-            event = {CallState.DONE: CallEvent.SUCCEED, CallState.FAILED: CallEvent.FAIL}.get(ended.state, CallEvent.LOSE)
+            event = {CallState.DONE: CallEvent.SUCCEED, CallState.FAILED: CallEvent.FAIL}.get(
+                ended.state, CallEvent.LOSE
+            )
             after, audit = transitions.move_call(record, event, now, **_recorded(ended))
             changes.append(CallChange(after, audit, record.version))
         succeeded = ended.state is CallState.DONE
@@ -197,7 +211,9 @@ class Rollback:
             semconv.CALL_COMPENSATES: step.id,
         }
         links = spans.link_to(step.traceparent, semconv.LINK_COMPENSATES)
-        return spans.start(self._tracer, f"execute_tool {compensation.name}", attributes, parent=self._parent, links=links)
+        return spans.start(
+            self._tracer, f"execute_tool {compensation.name}", attributes, parent=self._parent, links=links
+        )
 
     def _call(self, step: CallRecord, compensation: Compensation, span: Span) -> Call:
         forward = call_info(step)

@@ -201,7 +201,9 @@ class Run:
         with self._lock:
             number = self._children.get(name, 0) + 1
             self._children[name] = number
-        return f"{self.id}/{name}#{number}"
+        # A reopened run starts over, so its nested runs are new ones too.
+        again = f"~{self.record.generation}" if self.record.generation else ""
+        return f"{self.id}{again}/{name}#{number}"
 
     def saw(self, result: Result) -> None:
         """Remember that a call's outcome is not known: the run may have to be held."""
@@ -258,7 +260,13 @@ class Run:
         )
         text = f"{type(error).__name__}: {error}" if error is not None else self._aborted
         self.record, report = await saga.leave(
-            self.engine, self.record, ending, error=text, output=self._encoded_output(), backend=backend, span=self._span
+            self.engine,
+            self.record,
+            ending,
+            error=text,
+            output=self._encoded_output(),
+            backend=backend,
+            span=self._span,
         )
         return report
 

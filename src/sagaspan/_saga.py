@@ -75,9 +75,10 @@ async def _reenter(
         return None
     if existing.state is RunState.COMPENSATING:
         await finish_rollback(engine, existing, backend=backend)
-        existing = await backend.io(engine.store.get_run, existing.namespace, existing.id) or existing
-        if existing.state is RunState.COMPENSATING:
+        finished = await backend.io(engine.store.get_run, existing.namespace, existing.id)
+        if finished is None or finished.state is RunState.COMPENSATING:
             return None
+        existing = finished
     if existing.state is RunState.COMPLETED and not reopen:
         return Entered(record=existing, resumed=True, replaying=True)
     if existing.state in _RESUMABLE:
@@ -109,7 +110,9 @@ async def _take(
 
 def _check_identity(existing: RunRecord, wanted: RunRecord) -> None:
     if existing.name != wanted.name:
-        raise RunConflict(f"the run id {wanted.id!r} belongs to a run named {existing.name!r}, not {wanted.name!r}; use another id")
+        raise RunConflict(
+            f"the run id {wanted.id!r} belongs to a run named {existing.name!r}, not {wanted.name!r}; use another id"
+        )
     if existing.input_fingerprint != wanted.input_fingerprint:
         raise RunConflict(f"the run id {wanted.id!r} was used with another input; use another id, or the same input")
 
@@ -126,7 +129,14 @@ def _check_reopenable(store: Store, run: RunRecord) -> None:
 
 
 async def leave(
-    engine: Engine, run: RunRecord, ending: Ending, *, error: str | None, output: str | None, backend: Backend, span: Span
+    engine: Engine,
+    run: RunRecord,
+    ending: Ending,
+    *,
+    error: str | None,
+    output: str | None,
+    backend: Backend,
+    span: Span,
 ) -> tuple[RunRecord, Undone | None]:
     """Write how the run ends, and undo it if that is how; the decision is on disk before the first undo."""
     detail = {"reason": ending.reason, "error": error}
@@ -147,7 +157,9 @@ async def roll_back(engine: Engine, run: RunRecord, *, backend: Backend, span: S
     )
     undone, failed = await rollback(steps.undoable)
     report = Undone(
-        undone=tuple(undone), failed=tuple(failed), not_compensable=tuple(map(call_info, steps.not_compensable))
+        undone=tuple(undone),
+        failed=tuple(failed),
+        not_compensable=tuple(map(call_info, steps.not_compensable)),
     )
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
@@ -194,9 +206,10 @@ async def commit(engine: Engine, run: RunRecord, *, backend: Backend) -> RunReco
     """What was done so far is not undone by a later error."""
     calls = await backend.io(engine.store.calls_of, run.namespace, run.id)
     after, audit = transitions.move_run(
-        run, RunEvent.COMMIT, now_us(), committed_seq=max((call.claim_seq for call in calls), default=run.committed_seq)
+        run,
+        RunEvent.COMMIT,
+        now_us(),
+        committed_seq=max((call.claim_seq for call in calls), default=run.committed_seq),
     )
     await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=True)
     return after
-
-

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("sagaspan")
 _MAX_CONTENT: Final = 4096
+_NO_SPAN: Span = INVALID_SPAN
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
@@ -65,14 +66,24 @@ def tracer_of(provider: TracerProvider | None) -> Tracer:
     return trace.get_tracer("sagaspan", _version(), provider, semconv.SCHEMA_URL)
 
 
-@harmless(INVALID_SPAN)
+@harmless(_NO_SPAN)
 def start(
-    tracer: Tracer, name: str, attributes: Mapping[str, AttributeValue], *, parent: Span | None = None, links: list[Link] | None = None
+    tracer: Tracer,
+    name: str,
+    attributes: Mapping[str, AttributeValue],
+    *,
+    parent: Span | None = None,
+    links: list[Link] | None = None,
 ) -> Span:
     """Start a span under ``parent`` (None: under the current one) without making it the current one."""
     context = None if parent is None else trace.set_span_in_context(parent)
     return tracer.start_span(
-        name, context=context, attributes=attributes, links=links, record_exception=False, set_status_on_exception=False
+        name,
+        context=context,
+        attributes=attributes,
+        links=links,
+        record_exception=False,
+        set_status_on_exception=False,
     )
 
 
@@ -90,7 +101,13 @@ def end(span: Span, attributes: Mapping[str, AttributeValue], error: BaseExcepti
 
 @harmless(None)
 def record_attempt(
-    tracer: Tracer, parent: Span, number: int, *, started_ns: int, delay_ms: float, error: BaseException | None
+    tracer: Tracer,
+    parent: Span,
+    number: int,
+    *,
+    started_ns: int,
+    delay_ms: float,
+    error: BaseException | None,
 ) -> None:
     """The span of one of several attempts, under the span of their call; times in ns since the epoch."""
     span = tracer.start_span(
@@ -134,7 +151,9 @@ def link_to(traceparent: str | None, kind: str) -> list[Link] | None:
     match = _TRACEPARENT.fullmatch(traceparent or "")
     if match is None:
         return None
-    context = SpanContext(int(match[1], 16), int(match[2], 16), is_remote=True, trace_flags=TraceFlags(int(match[3], 16)))
+    context = SpanContext(
+        int(match[1], 16), int(match[2], 16), is_remote=True, trace_flags=TraceFlags(int(match[3], 16))
+    )
     return [Link(context, {semconv.LINK_TYPE: kind})]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sagaspan._compensation import Compensation, compensation_of, is_async_callable
+from sagaspan._compensation import Compensation, compensation_of, is_async_callable, name_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.expressions import Expression
 from sagaspan.policy import Policy
@@ -53,7 +53,8 @@ class Tool:
         bind = self.signature.bind_partial if self.context & INJECTED else self.signature.bind
         bound = bind(*args, **kwargs)
         bound.apply_defaults()
-        arguments, context = {}, {}
+        arguments: dict[str, Any] = {}
+        context: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             (context if name in self.context else arguments)[name] = value
         return arguments, context
@@ -78,7 +79,7 @@ def tool_of(
     suspends: tuple[type[BaseException], ...] = (),
 ) -> Tool:
     """``function`` as a tool under ``policy``; raises ``ConfigurationError`` for anything declared wrongly."""
-    name = name or getattr(function, "__name__", type(function).__name__)
+    name = name or name_of(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"tool {name!r} is a generator: its effect would come after its claim was settled; return a list instead"
@@ -113,7 +114,9 @@ def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"tool {name!r} has no readable signature; wrap it in a def with named arguments") from error
+        raise ConfigurationError(
+            f"tool {name!r} has no readable signature; wrap it in a def with named arguments"
+        ) from error
 
 
 def _split(signature: inspect.Signature, context: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:

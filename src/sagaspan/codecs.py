@@ -100,15 +100,18 @@ def _container(value: Any, path: str, depth: int) -> Any:
 
 
 def _subclass_of_plain(value: Any, path: str, depth: int) -> Any:
-    for kind in (str, int, float, list):
-        if isinstance(value, kind):
+    plain: tuple[Callable[[Any], Any], ...] = (str, int, float, list)
+    for kind in plain:
+        if isinstance(value, kind):  # type: ignore[arg-type] # types, called as the functions they are
             return to_json(kind(value), path, depth + 1)
     raise Unencodable(path, type(value).__qualname__)
 
 
 def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> Any:
     if all(type(key) is str for key in value) and TAG not in value:
-        return {_text(key, path): to_json(item, f"{path}.{key}" if path else key, depth + 1) for key, item in value.items()}
+        return {
+            _text(key, path): to_json(item, f"{path}.{key}" if path else key, depth + 1) for key, item in value.items()
+        }
     pairs = [
         [to_json(key, f"{path} (key)", depth + 1), to_json(item, f"{path}[{key!r}]", depth + 1)]
         for key, item in value.items()

@@ -26,14 +26,16 @@ class Expression:
             raise ConfigurationError(f"{where}: {source!r} is not valid CEL: {reason}") from error
         self.source = source
         self.where = where
-        self.variables: frozenset[str] = frozenset(self._program.variables)
+        self.variables: frozenset[str] = frozenset(self._program.references()["variables"])
 
     def check(self, names: Collection[str]) -> None:
         """Refuse variables that are not among ``names``; raises ``ConfigurationError`` with the nearest ones."""
         for unknown in sorted(self.variables - set(names)):
             near = difflib.get_close_matches(unknown, list(names), n=3)
             hint = f"did you mean {', '.join(near)}?" if near else f"it can use {', '.join(sorted(names)) or 'nothing'}"
-            raise ConfigurationError(f"{self.where}: {self.source!r} names {unknown!r}, which the tool does not take; {hint}")
+            raise ConfigurationError(
+                f"{self.where}: {self.source!r} names {unknown!r}, which the tool does not take; {hint}"
+            )
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """The expression's value over ``values``; raises what CEL raises (``ValueError``, ``RuntimeError``, ...)."""

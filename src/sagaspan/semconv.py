@@ -64,7 +64,13 @@ SPAN_ATTEMPT: Final = "attempt {n}"
 
 # -- what other instrumentations call the same things (read by the index, never emitted) ---------------------
 COST_USD: Final = "sagaspan.cost.usd"
-COST_ALIASES: Final = (COST_USD, "gen_ai.usage.cost.amount", "gen_ai.usage.cost", "operation.cost", "llm.cost.total")
+COST_ALIASES: Final = (
+    COST_USD,
+    "gen_ai.usage.cost.amount",
+    "gen_ai.usage.cost",
+    "operation.cost",
+    "llm.cost.total",
+)
 GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
 GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
 GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"

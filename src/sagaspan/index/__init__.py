@@ -1,4 +1,4 @@
-"""The traces as SQL: a DuckDB file beside the trace files, filled from them and opened only by whoever asks."""
+"""The traces as SQL: a DuckDB file beside the trace files, filled from them, opened only by whoever asks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The only two ways the DuckDB file is opened: to write, by sync; to read, locked down, by everything else.
 
-A user's SQL is code. The reading connection can therefore neither write nor reach anything but this file: no other
-files, no network, no extensions, no settings, a bound on memory, a deadline. Every connection is closed on the way
-out, because one that leaks keeps the file locked for as long as the process lives.
+A user's SQL is code. The reading connection can therefore neither write nor reach anything but this file: no
+other files, no network, no extensions, no settings, a bound on memory, a deadline. Every connection is closed
+on the way out, because one that leaks keeps the file locked for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def reading(path: Path) -> Iterator[DuckDBPyConnection]:
                 _refuse_newer(connection, path)
                 raise StoreUnavailable(f"the index at {path} was made by an older sagaspan: sync first")
             connection.execute(f"set threads = {max(1, os.cpu_count() or 1)}")
-            # Our times are UTC without a zone; now() must not turn them into the reader's zone in a comparison.
+            # Our times are UTC without a zone; now() must not turn them into the reader's zone in a
+            # comparison.
             connection.execute("set timezone = 'UTC'")
             connection.execute("set lock_configuration = true")
             yield connection
@@ -82,7 +83,12 @@ def run_query(
     """Run a user's SQL for at most ``timeout`` seconds. Raises ``QueryError`` in words that help."""
     duckdb = _duckdb()
     expired = threading.Event()
-    timer = threading.Timer(timeout, lambda: (expired.set(), connection.interrupt()))
+
+    def stop() -> None:
+        expired.set()
+        connection.interrupt()
+
+    timer = threading.Timer(timeout, stop)
     timer.daemon = True
     timer.start()
     try:
@@ -91,8 +97,8 @@ def run_query(
         if not expired.is_set():
             raise
         raise QueryError(
-            f"the query took longer than {timeout:g} s and was stopped; narrow it with a condition on start_time or "
-            "a limit, or allow it more time"
+            f"the query took longer than {timeout:g} s and was stopped; narrow it with a condition on "
+            "start_time or a limit, or allow it more time"
         ) from error
     except (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException):
         raise
@@ -188,8 +194,9 @@ def _refuse_newer(connection: DuckDBPyConnection, path: Path) -> None:
         )
     if version > SCHEMA_VERSION:
         raise SchemaOutdated(
-            f"the index at {path} was made by a newer sagaspan (schema {version}, this one knows {SCHEMA_VERSION}): "
-            "upgrade sagaspan, or delete that file, which is derived from the trace files, and run again"
+            f"the index at {path} was made by a newer sagaspan (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}): upgrade sagaspan, or delete that file, which is derived from the trace "
+            "files, and run again"
         )
 
 
@@ -210,8 +217,8 @@ def _raise_unavailable(error: Exception, path: Path) -> NoReturn:
     if "No space left" in text or "Permission denied" in text or "Cannot open file" in text:
         raise StoreUnavailable(f"the index at {path} cannot be used: {text}") from error
     raise StoreUnavailable(
-        f"the index at {path} is damaged ({text}): delete it and run again; it is derived from the trace files, "
-        "nothing is lost"
+        f"the index at {path} is damaged ({text}): delete it and run again; it is derived from the trace "
+        "files, nothing is lost"
     ) from error
 
 

@@ -1,8 +1,9 @@
-"""Which bytes of which trace files are new: whole lines only, each byte once, whatever became of the file's name.
+"""Which bytes of which trace files are new: whole lines only, each byte once, whatever became of the file's
+name.
 
-A file is known by its device, its inode and the SHA-1 of its first bytes. The name does not count, because a Collector
-renames at rotation; the inode alone does not either, because it is used again. Only bytes that were read go into the
-hash, so a file that was seen short is still itself when it has grown.
+A file is known by its device, its inode and the SHA-1 of its first bytes. The name does not count, because a
+Collector renames at rotation; the inode alone does not either, because it is used again. Only bytes that were
+read go into the hash, so a file that was seen short is still itself when it has grown.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAD: Final = 256  # bytes
-# A raw control character makes a line invalid JSON anyway. As 0xFF, which is in no UTF-8, it does so without ending
-# the line or the text for any reader on the way (NUL blocks are what a power cut leaves).
+# A raw control character makes a line invalid JSON anyway. As 0xFF, which is in no UTF-8, it does so without
+# ending the line or the text for any reader on the way (NUL blocks are what a power cut leaves).
 _CONTROL: Final = bytes(0xFF if byte < 0x20 and byte not in b"\t\r\n" else byte for byte in range(256))
 
 
@@ -38,8 +39,8 @@ class KnownFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """New whole lines of one file, cleaned; ``after`` is what ``files`` says once they are in. ``data`` is empty for a
-    line that is longer than a batch and was passed over."""
+    """New whole lines of one file, cleaned; ``after`` is what ``files`` says once they are in. ``data`` is
+    empty for a line that is longer than a batch and was passed over."""
 
     before: KnownFile | None
     after: KnownFile
@@ -74,7 +75,10 @@ def trace_files(directory: Path) -> list[Path]:
 
 
 def new_slices(path: Path, ledger: FileLedger, room: Callable[[], int], limit: int) -> Iterator[Slice]:
-    """The new lines of one file in slices of at most ``room()`` bytes. A line beyond ``limit`` bytes is passed over."""
+    """The new lines of one file in slices of at most ``room()`` bytes.
+
+    A line beyond ``limit`` bytes is passed over.
+    """
     with path.open("rb") as stream:
         known = ledger.find(stream)
         while True:
@@ -100,7 +104,9 @@ def new_slices(path: Path, ledger: FileLedger, room: Callable[[], int], limit: i
 
 
 def _whole_lines(stream: BinaryIO, room: int, limit: int) -> bytes | None:
-    """Bytes up to the last newline; None if there is no whole line, empty if the line does not fit in ``limit``."""
+    """Bytes up to the last newline; None if there is no whole line, empty if the line does not fit in
+    ``limit``.
+    """
     position = stream.tell()
     data = stream.read(room)
     end = data.rfind(b"\n") + 1
@@ -115,7 +121,9 @@ def _whole_lines(stream: BinaryIO, room: int, limit: int) -> bytes | None:
 
 
 def _line_length(stream: BinaryIO, position: int) -> int:
-    """The length of an overlong line with its newline, 0 while it has none; read in pieces, it may be gigabytes."""
+    """The length of an overlong line with its newline, 0 while it has none; read in pieces, it may be
+    gigabytes.
+    """
     stream.seek(position)
     while piece := stream.read(1024 * 1024):
         if (found := piece.find(b"\n")) >= 0:

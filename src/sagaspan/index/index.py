@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class TraceIndex:
     """SQL over the trace files of ``directory``, by way of ``<directory>/index.duckdb``.
 
-    Nothing stays open between calls, so any number of these, in any number of processes, can be used side by side.
-    ``batch_bytes`` is how much one transaction of a sync takes in, and the longest line that is read.
+    Nothing stays open between calls, so any number of these, in any number of processes, can be used side by
+    side. ``batch_bytes`` is how much one transaction of a sync takes in, and the longest line that is read.
     """
 
     def __init__(self, directory: Path | str, *, batch_bytes: int = BATCH_BYTES) -> None:
@@ -44,10 +44,11 @@ class TraceIndex:
         """Nothing to close: every call closes what it opened."""
 
     def sync(self, progress: Callable[[int, int], None] | None = None) -> SyncReport:
-        """Take in every new line of ``*.jsonl``, exactly once. ``progress`` is told (bytes done, bytes to do).
+        """Take in every new line of ``*.jsonl``, exactly once. ``progress`` is told (bytes done, bytes to
+        do).
 
-        Raises ``StoreUnavailable`` if the index is damaged or held by others, ``SchemaOutdated`` if a newer sagaspan
-        made it.
+        Raises ``StoreUnavailable`` if the index is damaged or held by others, ``SchemaOutdated`` if a newer
+        sagaspan made it.
         """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
--- From staged lines to rows. Nothing in a line may stop the rest: every cast is a try_cast, every shape may be missing.
+-- From staged lines to rows. Nothing in a line may stop the rest: every cast is a try_cast, every shape may
+-- be missing.
 
 -- name: stage
--- read_json_objects gives one row a non-blank line, in order, NULL where it is no JSON; from_json leaves out what does
--- not fit. (read_json with columns= would be one step, but one misshapen line empties its whole batch: measured.)
+-- read_json_objects gives one row a non-blank line, in order, NULL where it is no JSON; from_json leaves out
+-- what does not fit. (read_json with columns= would be one step, but one misshapen line empties its whole
+-- batch: measured.)
 create or replace temp table staged as
 select from_json(json, '{
     "resourceSpans": [{
@@ -30,7 +32,8 @@ create or replace temp macro otlp_text(value) as coalesce(
 );
 
 -- name: map
--- map_from_entries refuses a repeated or missing key, which OTLP forbids and the world sends: the first one counts.
+-- map_from_entries refuses a repeated or missing key, which OTLP forbids and the world sends: the first one
+-- counts.
 create or replace temp macro otlp_map(attributes) as map_from_entries(
     list_transform(
         case
@@ -61,8 +64,8 @@ from (
 );
 
 -- name: insert
--- OTLP delivers at least once, and a span may come from our sink and from a Collector: the same ids and the same start
--- are the same span. The bounds let DuckDB skip the blocks of the table that cannot match.
+-- OTLP delivers at least once, and a span may come from our sink and from a Collector: the same ids and the
+-- same start are the same span. The bounds let DuckDB skip the blocks of the table that cannot match.
 insert into spans
 with resource_spans as (
     select slices.path as source, unnest(staged.request.resourceSpans) as r
@@ -101,7 +104,11 @@ incoming as (
         make_timestamp_ns(end_ns) as end_time,
         (end_ns - start_ns) / 1e6 as duration_ms,
         end_ns - start_ns as duration_ns,
-        case status when '1' then 'OK' when 'OK' then 'OK' when '2' then 'ERROR' when 'ERROR' then 'ERROR' else 'UNSET' end as status,
+        case
+            when status in ('1', 'OK') then 'OK'
+            when status in ('2', 'ERROR') then 'ERROR'
+            else 'UNSET'
+        end as status,
         nullif(span.status.message, '') as status_message,
         resource['$SERVICE_NAME'] as service_name,
         scope_name,

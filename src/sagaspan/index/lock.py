@@ -1,4 +1,6 @@
-"""The lock beside the index: whoever syncs holds it alone, whoever reads shares it, and a kill -9 releases it."""
+"""The lock beside the index: whoever syncs holds it alone, whoever reads shares it, and a kill -9 releases
+it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def _wait(descriptor: int, path: Path, *, shared: bool, patience: float) -> None
     while not _try_lock(descriptor, shared=shared):
         if time.monotonic() > deadline:
             raise StoreUnavailable(
-                f"another sagaspan has held {path} for {patience:g} s: wait for its sync or query to end, or end it"
+                f"another sagaspan has held {path} for {patience:g} s: wait for its sync or query to end, "
+                "or end it"
             )
         time.sleep(_POLL)
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedLine:
-    """A line that could not be read. ``line`` counts from 1, ``position`` is its byte offset; 0 is the whole file."""
+    """A line that could not be read.
+
+    ``line`` counts from 1, ``position`` is its byte offset; 0 is the whole file.
+    """
 
     path: Path
     line: int
@@ -26,7 +29,9 @@ class DamagedLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
-    """What one sync took in: ``files`` with new lines, ``lines`` read, ``spans`` added, ``duplicates`` left out."""
+    """What one sync took in: ``files`` with new lines, ``lines`` read, ``spans`` added, ``duplicates`` left
+    out.
+    """
 
     files: int
     lines: int

@@ -1,4 +1,7 @@
-"""The SQL files of this package, with the names of ``semconv`` filled in. No value of a user ever gets in here."""
+"""The SQL files of this package, with the names of ``semconv`` filled in.
+
+No value of a user ever gets in here.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Sync: take the new lines of the trace files into the index, each exactly once.
 
-Slices of files are put together in a staging file of at most one batch, DuckDB reads that, and the rows and the files'
-new positions are committed together. Killed at any point, the next sync starts from the last commit. A line that
-cannot be read is recorded with its place and costs nothing else.
+Slices of files are put together in a staging file of at most one batch, DuckDB reads that, and the rows and
+the files' new positions are committed together. Killed at any point, the next sync starts from the last
+commit. A line that cannot be read is recorded with its place and costs nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sagaspan.index.files import FileLedger, KnownFile, Slice, new_slices, trace_files
@@ -23,6 +22,7 @@ from sagaspan.index.sql import MAXIMUM_LINE, ingest_statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from duckdb import DuckDBPyConnection
 
@@ -32,7 +32,9 @@ _REPORTED_PER_BATCH: Final = (
     1000  # a binary file that is called .jsonl must not fill the index with its lines
 )
 _MACROS: Final = ("text", "map", "number", "nanoseconds")
-_COLUMNS: Final = ", ".join(column.name for column in fields(KnownFile))
+_COLUMNS: Final = tuple(column.name for column in fields(KnownFile))
+_RECALL: Final = f"select {', '.join(_COLUMNS)} from files"  # noqa: S608 - our own field names
+_REMEMBER: Final = f"insert into files ({', '.join(_COLUMNS)}) values ({', '.join('?' for _ in _COLUMNS)})"  # noqa: S608
 
 
 @dataclass(slots=True)
@@ -90,9 +92,8 @@ def sync_files(
 
 
 def _known_files(connection: DuckDBPyConnection) -> list[KnownFile]:
-    names = [column.name for column in fields(KnownFile)]
-    rows = connection.execute(f"select {_COLUMNS} from files").fetchall()  # noqa: S608 - our own field names
-    return [KnownFile(**dict(zip(names, row, strict=True))) for row in rows]
+    rows = connection.execute(_RECALL).fetchall()
+    return [KnownFile(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
 
 
 def _batches(paths: list[Path], ledger: FileLedger, limit: int, totals: _Totals) -> Iterator[_Batch]:
@@ -158,7 +159,10 @@ def _stage(connection: DuckDBPyConnection, batch: _Batch, staging: Path) -> list
 
 
 def _longest_line(batch: _Batch) -> int:
-    """The longest line if it is beyond what is always allowed for. Searched only where half of that has no newline."""
+    """The longest line if it is beyond what is always allowed for.
+
+    Searched only where half of that has no newline.
+    """
     half = MAXIMUM_LINE // 2
     longest = MAXIMUM_LINE
     for piece in batch.slices:
@@ -248,8 +252,7 @@ def _record(connection: DuckDBPyConnection, batch: _Batch, damaged: list[Damaged
                 "delete from files where device = ? and inode = ? and head_sha1 = ?",
                 [piece.before.device, piece.before.inode, piece.before.head_sha1],
             )
-        values = ", ".join("?" for _ in fields(KnownFile))
-        connection.execute(f"insert into files ({_COLUMNS}) values ({values})", astuple(piece.after))  # noqa: S608
+        connection.execute(_REMEMBER, astuple(piece.after))
     now = datetime.now(UTC).replace(tzinfo=None)
     for line in damaged:
         connection.execute(

@@ -26,11 +26,9 @@ order by start desc nulls last, trace_id
 limit $limit
 """
 _TREE: Final = """
-select trace_id, span_id, parent_span_id, 0, name, kind, start_time, duration_ms, status, status_message, error_type,
-    service_name, attributes, links
-from spans
-where trace_id = ?
-order by start_time nulls last, span_id
+select trace_id, span_id, parent_span_id, 0, name, kind, start_time, duration_ms, status, status_message,
+error_type, service_name, attributes, links from spans where trace_id = ? order by start_time nulls last,
+span_id
 """
 _SHOWN: Final = 5  # how many ids an ambiguous prefix lists
 
@@ -92,7 +90,10 @@ def _span(row: tuple[Any, ...]) -> SpanRow:
 
 
 def _in_tree_order(spans: list[SpanRow]) -> tuple[SpanRow, ...]:
-    """Depth first. A span whose parent is missing is a root; so is one of a circle, which only broken ids make."""
+    """Depth first.
+
+    A span whose parent is missing is a root; so is one of a circle, which only broken ids make.
+    """
     ids = {span.span_id for span in spans}
     children: dict[str | None, list[SpanRow]] = defaultdict(list)
     for span in spans:

@@ -1,10 +1,13 @@
--- The questions people ask, as views. Names after a dollar sign are the constants of semconv.py. Times are UTC, durations milliseconds.
+-- The questions people ask, as views. Names after a dollar sign are the constants of semconv.py.
+-- Times are UTC, durations milliseconds.
 
 -- One row a trace. `name` is its root span's; while the root has not ended, the earliest span's.
 create view traces as
 select
     trace_id,
-    coalesce(arg_min(name, start_time) filter (where parent_span_id is null), arg_min(name, start_time), any_value(name)) as name,
+    coalesce(
+        arg_min(name, start_time) filter (where parent_span_id is null), arg_min(name, start_time), any_value(name)
+    ) as name,
     min(start_time) as start,
     (epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6 as duration_ms,
     count(*) as spans,
@@ -49,7 +52,8 @@ counted as (
     select
         run_id,
         arg_max(run_name, end_time) as name,
-        arg_max({'state': attributes['$RUN_STATE'], 'reason': attributes['$RUN_REASON']}, end_time) filter (where is_run) as outcome,
+        arg_max({'state': attributes['$RUN_STATE'], 'reason': attributes['$RUN_REASON']}, end_time)
+            filter (where is_run) as outcome,
         min(start_time) as started,
         (epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6 as duration_ms,
         count(distinct coalesce(call_id, span_id)) filter (
@@ -64,7 +68,16 @@ counted as (
     group by run_id
 )
 select
-    run_id, name, outcome.state as state, outcome.reason as reason, started, duration_ms, calls, compensations, errors, trace_id
+    run_id,
+    name,
+    outcome.state as state,
+    outcome.reason as reason,
+    started,
+    duration_ms,
+    calls,
+    compensations,
+    errors,
+    trace_id
 from counted;
 
 -- One row a forward call of a run, with what undid it. A call that later incarnations replayed shows where it ran.

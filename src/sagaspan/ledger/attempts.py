@@ -157,5 +157,10 @@ class _AttemptSpans:
         """Attempt ``number`` ended; the only one gets no span."""
         if not (last and number == 1):
             spans.record_attempt(
-                self._call.tracer, self._call.span, number, started_ns=self._started_ns, delay_ms=self._delay_ms, error=error
+                self._call.tracer,
+                self._call.span,
+                number,
+                started_ns=self._started_ns,
+                delay_ms=self._delay_ms,
+                error=error,
             )

@@ -202,12 +202,20 @@ class Ledger:
             owner.drop(record.id)
         error = finished.interrupted or ended.error
         return Result(
-            value=ended.value, error=error, state=ended.state, outcome=semconv.OUTCOME_EXECUTED, record=finished.value
+            value=ended.value,
+            error=error,
+            state=ended.state,
+            outcome=semconv.OUTCOME_EXECUTED,
+            record=finished.value,
         )
 
     def _settle(self, record: CallRecord, ended: Ended) -> CallRecord:
         after, audit = transitions.move_call(
-            record, _ENDINGS[ended.state], now_us(), detail="suspended" if ended.suspended else None, **_outcome(ended)
+            record,
+            _ENDINGS[ended.state],
+            now_us(),
+            detail="suspended" if ended.suspended else None,
+            **_outcome(ended),
         )
         change = CallChange(after, audit, record.version)
         try:
@@ -239,7 +247,11 @@ class Ledger:
                 if record is None or record.state is not CallState.UNKNOWN:
                     return
                 after, audit = transitions.move_call(
-                    record, CallEvent.SUCCEED, now_us(), detail="late result", **_outcome(Ended(state=CallState.DONE, value=value))
+                    record,
+                    CallEvent.SUCCEED,
+                    now_us(),
+                    detail="late result",
+                    **_outcome(Ended(state=CallState.DONE, value=value)),
                 )
                 self._store.commit([CallChange(after, audit, record.version)], synced=False)
             except StoreError:
@@ -354,5 +366,6 @@ def _closed(call: Call) -> RunClosed:
 
 def _fenced(call: Call, record: CallRecord) -> OutcomeUnknown:
     return OutcomeUnknown(
-        f"tool {call.tool.name!r}: call {record.id} was taken over by another worker; this one stops", call=call_info(record)
+        f"tool {call.tool.name!r}: call {record.id} was taken over by another worker; this one stops",
+        call=call_info(record),
     )

@@ -208,9 +208,7 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         compensates=record.compensates,
         compensate=record.compensate,
         effect=record.effect,
-        idempotency_key=idempotency_key(
-            record.namespace, record.scope, record.tool, record.key, record.generation
-        ),
+        idempotency_key=idempotency_key(record.namespace, record.scope, record.tool, record.key, record.generation),
         key=record.key,
         tool_call_id=record.tool_call_id,
         traceparent=record.traceparent,

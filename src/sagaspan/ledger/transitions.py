@@ -114,7 +114,13 @@ def claim_again(record: CallRecord, *, owner: str, now_us: int, traceparent: str
 
 def supersede(record: CallRecord, now_us: int) -> tuple[CallRecord, AuditRow]:
     """Free a business key for the next run: the record stays, under a key of its own."""
-    return move_call(record, CallEvent.SUPERSEDE, now_us, key=f"{record.key}#{record.id}", scope=f"superseded:{record.scope}")
+    return move_call(
+        record,
+        CallEvent.SUPERSEDE,
+        now_us,
+        key=f"{record.key}#{record.id}",
+        scope=f"superseded:{record.scope}",
+    )
 
 
 def move_call(
@@ -158,9 +164,7 @@ def _call_row(
     )  # fmt: skip
 
 
-def _run_row(
-    record: RunRecord, event: RunEvent, before: RunState | None, now_us: int, detail: str | None
-) -> AuditRow:
+def _run_row(record: RunRecord, event: RunEvent, before: RunState | None, now_us: int, detail: str | None) -> AuditRow:
     return AuditRow(
         at_us=now_us, namespace=record.namespace, run_id=record.id, call_id=None, event=f"run.{event}",
         from_state=before, to_state=record.state, actor=record.owner, detail=detail,

@@ -42,7 +42,9 @@ def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> None:
     try:
         version = current_version(connection, where)
         _check(version, known[-1].number, where, apply=apply)
-        connection.execute("create table if not exists migrations (number integer primary key, name text not null) strict")
+        connection.execute(
+            "create table if not exists migrations (number integer primary key, name text not null) strict"
+        )
         for migration in known[version:]:
             for statement in migration.sql.split(";\n"):
                 connection.execute(statement)

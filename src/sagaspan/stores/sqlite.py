@@ -145,7 +145,10 @@ class SqliteStore:
     def describe(self) -> dict[str, str | int]:
         """Facts for ``sagaspan doctor``."""
         with self._connected() as connection:
-            facts: dict[str, str | int] = {"url": self.url, "schema": current_version(connection, str(self.path))}
+            facts: dict[str, str | int] = {
+                "url": self.url,
+                "schema": current_version(connection, str(self.path)),
+            }
             for table in ("runs", "calls", "audit"):
                 (facts[table],) = connection.execute(f"select count(*) from {table}").fetchone()  # noqa: S608
             (facts["quick_check"],) = connection.execute("pragma quick_check").fetchone()
@@ -186,7 +189,11 @@ class SqliteStore:
     def _open(self) -> sqlite3.Connection:
         self._prepare_file()
         connection = sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
+            self.path,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=64,
         )
         try:
             connection.execute("pragma journal_mode = wal")
@@ -264,7 +271,9 @@ def _explain(path: Path, error: sqlite3.Error) -> str:
     if "readonly" in text:
         return f"the ledger {path} is read-only; nothing was started, give this user write access or name another store"
     if "not a database" in text or "malformed" in text:
-        return f"{path} is not a readable SQLite ledger ({text}); it was left as it is, name another or restore a backup"
+        return (
+            f"{path} is not a readable SQLite ledger ({text}); it was left as it is, name another or restore a backup"
+        )
     if "full" in text:
         return f"the disk of the ledger {path} is full; nothing was started, make room and try again"
     return f"the ledger {path} cannot be used ({text}); nothing was started"

@@ -1,4 +1,4 @@
-"""Where spans go: one OTLP/JSON line each, on disk before the span's caller goes on, and to a Collector if asked."""
+"""Where spans go: each one as a line on disk before its caller goes on, and over OTLP where one is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call sets tracing up: our file sink on whatever provider there is, and OTLP when the environment names an endpoint.
+"""One call sets tracing up: our file sink on whatever provider there is, and OTLP if an endpoint is set.
 
 A provider that exists is extended, never replaced: the program, its framework or a vendor's agent may own it.
 """
@@ -53,12 +53,13 @@ def configure_tracing(
 ) -> TracerProvider:
     """Write spans as OTLP/JSON lines into ``directory``, and export them over OTLP if an endpoint is set.
 
-    The processors go onto ``tracer_provider``, else onto the global provider, else onto a new one that becomes global
-    with ``service_name`` (default: ``OTEL_SERVICE_NAME``). ``directory`` defaults to ``SAGASPAN_TRACE_DIR``, else to
-    ``traces`` in the nearest ``.sagaspan``. Calling it again adds nothing twice. With ``OTEL_SDK_DISABLED=true``
-    nothing is added.
+    The processors go onto ``tracer_provider``, else onto the global provider, else onto a new one that
+    becomes global with ``service_name`` (default: ``OTEL_SERVICE_NAME``). ``directory`` defaults to
+    ``SAGASPAN_TRACE_DIR``, else to ``traces`` in the nearest ``.sagaspan``. Calling it again adds nothing
+    twice. With ``OTEL_SDK_DISABLED=true`` nothing is added.
 
-    Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the OTLP settings are wrong.
+    Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the OTLP settings are
+    wrong.
     """
     with _lock:
         provider = tracer_provider or _global_provider(service_name)
@@ -82,9 +83,9 @@ def _global_provider(service_name: str | None) -> TracerProvider:
         current = trace.get_tracer_provider()
     if not hasattr(current, "add_span_processor"):
         raise ConfigurationError(
-            f"The global tracer provider is a {type(current).__module__}.{type(current).__qualname__}, which takes no "
-            "span processors. Pass tracer_provider=TracerProvider() to configure_tracing and to Guard, or set an "
-            "OpenTelemetry SDK provider."
+            f"The global tracer provider is a {type(current).__module__}.{type(current).__qualname__}, "
+            "which takes no span processors. Pass tracer_provider=TracerProvider() to configure_tracing and "
+            "to Guard, or set an OpenTelemetry SDK provider."
         )
     # By what it can do, not by its class: wrappers such as logfire's delegate to an SDK provider.
     return cast("TracerProvider", current)
@@ -97,7 +98,8 @@ def _trace_directory(directory: Path | str | None) -> Path:
 
     chosen = traces_directory().absolute()
     if chosen.is_relative_to(home().absolute()):
-        # Made by its own rules (0700, ignored by git). If it cannot be, the sink says so when it first writes.
+        # Made by its own rules (0700, ignored by git). If it cannot be, the sink says so when it first
+        # writes.
         with contextlib.suppress(StoreUnavailable):
             home(create=True)
     return chosen
@@ -111,7 +113,9 @@ def _add_sink(provider: TracerProvider, added: set[str], directory: Path, servic
 
 
 class _PromptBatchProcessor(BatchSpanProcessor):
-    """The SDK's batch processor, but a dead endpoint delays the program's exit by seconds, not by half a minute."""
+    """The SDK's batch processor, but a dead endpoint delays the program's exit by seconds, not by half a
+    minute.
+    """
 
     def shutdown(self) -> None:
         self._batch_processor.shutdown(timeout_millis=EXIT_PATIENCE_MS)
@@ -144,7 +148,8 @@ def _otlp_exporter() -> SpanExporter:
 
             return GrpcExporter(timeout=timeout)
     raise ConfigurationError(
-        f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol!r} is not supported: use 'http/protobuf' (port 4318) or 'grpc' (4317)."
+        f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol!r} is not supported: use 'http/protobuf' (port 4318) or "
+        "'grpc' (4317)."
     )
 
 

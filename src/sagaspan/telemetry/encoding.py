@@ -1,8 +1,9 @@
 """A finished span becomes one OTLP/JSON line, the same JSON that the Collector's ``file`` exporter writes.
 
-The text is put together by hand because the caller's thread pays for it: about 10 us a span, where protobuf's JSON
-takes 50 and dictionaries with ``json.dumps`` 100. What is hostile in a value never leaves this module: lone surrogates,
-NaN, integers beyond 64 bits, bytes, nesting without end, and strings longer than ``MAX_VALUE_LENGTH``.
+The text is put together by hand because the caller's thread pays for it: about 10 us a span, where protobuf's
+JSON takes 50 and dictionaries with ``json.dumps`` 100. What is hostile in a value never leaves this module:
+lone surrogates, NaN, integers beyond 64 bits, bytes, nesting without end, and strings longer than
+``MAX_VALUE_LENGTH``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The span sink: when a span ends its line is in the file, by one ``write(2)``, before the caller goes on.
 
-There is no queue to overflow in a burst or to lose under ``kill -9``, and no lock to wait for: the kernel appends a
-line whole, so any number of threads share one file and every process has its own. What cannot be written is counted
-in ``dropped`` and logged once; the traced program never sees an error from here.
+There is no queue to overflow in a burst or to lose under ``kill -9``, and no lock to wait for: the kernel
+appends a line whole, so any number of threads share one file and every process has its own. What cannot be
+written is counted in ``dropped`` and logged once; the traced program never sees an error from here.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os,
 class JsonLinesSpanProcessor(SpanProcessor):
     """Append every sampled span to ``<directory>/<service>-<utc start>-<pid>-<random>.jsonl`` as it ends.
 
-    ``service_name`` only names the file; None takes the resource's ``service.name``. The directory (0700) and the file
-    (0600) are made when the first span ends, and again, under a new name, in a forked child.
+    ``service_name`` only names the file; None takes the resource's ``service.name``. The directory (0700) and
+    the file (0600) are made when the first span ends, and again, under a new name, in a forked child.
     """
 
     def __init__(self, directory: Path | str, *, service_name: str | None = None) -> None:
@@ -72,7 +72,8 @@ class JsonLinesSpanProcessor(SpanProcessor):
                 self._drop("the processor was shut down before the span ended")
                 return
             line = self._encoder.encode(span)
-            # Our own reference: a shutdown in another thread then cannot close the descriptor under our write.
+            # Our own reference: a shutdown in another thread then cannot close the descriptor under our
+            # write.
             file = self._file
             if file is None or file.pid != os.getpid():
                 file = self._open(span)
@@ -81,7 +82,10 @@ class JsonLinesSpanProcessor(SpanProcessor):
             self._drop(f"{type(error).__name__}: {error}")
 
     def shutdown(self) -> None:
-        """Close the file, as soon as the last thread that is writing lets go of it. Later spans are dropped."""
+        """Close the file, as soon as the last thread that is writing lets go of it.
+
+        Later spans are dropped.
+        """
         self._closed = True
         self._file = None
         self._opened.clear()
@@ -95,7 +99,8 @@ class JsonLinesSpanProcessor(SpanProcessor):
         opened = _TraceFile(
             self.directory, self._service_name or str(span.resource.attributes.get(SERVICE_NAME, ""))
         )
-        # Two threads may arrive here at once; setdefault lets one win without a lock that a fork could leave held.
+        # Two threads may arrive here at once; setdefault lets one win without a lock that a fork could leave
+        # held.
         winner = self._opened.setdefault(pid, opened)
         if winner is not opened:
             opened.path.unlink()
@@ -132,7 +137,10 @@ class JsonLinesSpanProcessor(SpanProcessor):
 
 
 class _TraceFile:
-    """An open trace file of one process. Its descriptor closes when the last reference goes, and not before."""
+    """An open trace file of one process.
+
+    Its descriptor closes when the last reference goes, and not before.
+    """
 
     __slots__ = ("__weakref__", "descriptor", "path", "pid")
 

@@ -1,0 +1,60 @@
+"""The adapter of plain callables: the original function stays unguarded, a guarded one comes back."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from sagaspan import ConfigurationError, Guard
+from sagaspan.adapters import PolicyBook, guard_function, tool_behind
+
+
+class FunctionsAdapter:
+    """Knows functions, methods and other callables, and lists or tuples of them."""
+
+    def knows(self, target: object) -> bool:
+        """Whether ``target`` is a callable, or a non-empty list or tuple of callables."""
+        if isinstance(target, list | tuple):
+            return bool(target) and all(_is_function(item) for item in target)
+        return _is_function(target)
+
+    def wrap(
+        self,
+        guard: Guard,
+        target: Any,
+        book: PolicyBook,
+        *,
+        name: str | None,
+        run_id: str | None,
+        on_interrupt: Any,
+    ) -> Any:
+        """``target`` guarded. ``name`` names a single function's tool; a function opens no run of its own."""
+        if run_id is not None or on_interrupt is not None:
+            raise ConfigurationError(
+                "a wrapped function opens no run, so it takes no run_id or on_interrupt; call it within guard.run(...)"
+            )
+        functions = list(target) if isinstance(target, list | tuple) else [target]
+        if name is not None and len(functions) > 1:
+            raise ConfigurationError("name= is for one function; a list keeps its functions' own names")
+        names = [name or _name(function) for function in functions]
+        book.check_names(names, where="this list of functions" if len(functions) > 1 else f"the function {names[0]!r}")
+        guarded = [_guard(guard, function, name, book) for function, name in zip(functions, names, strict=True)]
+        return type(target)(guarded) if isinstance(target, list | tuple) else guarded[0]
+
+
+def _guard(guard: Guard, function: Callable[..., Any], name: str, book: PolicyBook) -> Callable[..., Any]:
+    if tool_behind(function) is not None:
+        raise ConfigurationError(f"the function {name!r} is guarded already; put its policy in @guard.tool(...)")
+    return guard_function(guard, function, name, book)
+
+
+def _is_function(target: object) -> bool:
+    return callable(target) and not inspect.isclass(target)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)

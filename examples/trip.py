@@ -1,0 +1,1 @@
+"""An ordinary LangChain agent that books a trip."""

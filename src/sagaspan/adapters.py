@@ -1,0 +1,15 @@
+"""For people who write adapters: what an entry point of the group ``sagaspan.adapters`` builds on.
+
+An adapter is an object with ``knows(target)`` and ``wrap(guard, target, book, *, name, run_id, on_interrupt)``. It defines
+its framework's tools with ``guard.define(...)`` under ``guard.policy_for(...)`` and sends their calls through
+``guard.call_tool`` or ``guard.acall_tool``.
+"""
+
+from __future__ import annotations
+
+from sagaspan._adapters import Adapter
+from sagaspan._guard import guard_function
+from sagaspan._tool import Tool, tool_behind
+from sagaspan.policy import PolicyBook
+
+__all__ = ["Adapter", "PolicyBook", "Tool", "guard_function", "tool_behind"]
