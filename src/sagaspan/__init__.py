@@ -61,8 +61,10 @@ _HOMES = {
     "sagaspan.exceptions": (
         "ApprovalDenied", "ApprovalExpired", "ApprovalPending", "BudgetExceeded", "CallInProgress", "CircuitOpen",
         "CompensationFailed", "ConfigurationError", "KeyConflict", "LockConflict", "LoopDetected", "NotApplied",
-        "OutcomeUnknown", "PolicyDenied", "RateLimited", "Refused", "ReplayDivergence", "RunClosed", "RunConflict", "RunError",
-        "RunInProgress", "SagaspanError", "SchemaOutdated", "ScopeFrozen", "StoreError", "StoreUnavailable", "ToolTimeout",
+        "OutcomeUnknown", "PolicyDenied", "RateLimited", "Refused", "ReplayDivergence", "RunClosed", "RunConflict",
+        "RunError",
+        "RunInProgress", "SagaspanError", "SchemaOutdated", "ScopeFrozen", "StoreError", "StoreUnavailable",
+        "ToolTimeout",
     ),
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

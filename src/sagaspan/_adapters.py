@@ -42,6 +42,7 @@ def find_adapter(target: object) -> Adapter:
             return adapter
     known = ", ".join(sorted(point.name for point in found)) or "none (reinstall sagaspan)"
     raise ConfigurationError(
-        f"guard.wrap does not know what a {type(target).__module__}.{type(target).__qualname__} is; adapters installed: "
+        f"guard.wrap does not know what a {type(target).__module__}.{type(target).__qualname__} is; adapters "
+        "installed: "
         f"{known}. Wrap the agent, its tools, or a function"
     )

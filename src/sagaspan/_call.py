@@ -32,7 +32,7 @@ class Call:
     """One call of a tool with its arguments bound: ``arguments`` are its identity, ``context`` only reaches the body.
 
     ``invoke`` runs the unguarded body with all arguments by name (an awaitable if the tool is async). ``run`` is the
-    run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of the run, from 0.
+    run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of it.
     """
 
     id: str

@@ -106,7 +106,8 @@ class Engine:
         known = self.tools.get(tool.name)
         if known is not None and not _same_function(known.function, tool.function):
             raise ConfigurationError(
-                f"the tool name {tool.name!r} is taken by {_described(known.function)}; give {_described(tool.function)} "
+                f"the tool name {tool.name!r} is taken by {_described(known.function)}; give "
+                f"{_described(tool.function)} "
                 f"another: guard.tool('NAME', ...)"
             )
         self.tools[tool.name] = tool
@@ -180,12 +181,14 @@ class Engine:
             return run
         if self._require_run:
             raise PolicyDenied(
-                f"tool {tool.name!r} was called outside a run, and this guard has require_run=True; use with guard.run(...)"
+                f"tool {tool.name!r} was called outside a run, and this guard has require_run=True; use with "
+                "guard.run(...)"
             )
         if self.open_runs and tool.policy.compensate is not None and tool.name not in self._warned:
             self._warned.add(tool.name)
             _log.warning(
-                "tool %r was called outside a run while a run is open: a plain thread does not inherit it, so this call is "
+                "tool %r was called outside a run while a run is open: a plain thread does not inherit it, so "
+                "this call is "
                 "not rolled back with it. Hand the context over: contextvars.copy_context().run(...)",
                 tool.name,
             )
@@ -309,8 +312,8 @@ def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
         except codecs.Unencodable as problem:
             if tool.policy.key is None:
                 raise ConfigurationError(
-                    f"tool {tool.name!r} did not run: its argument {problem}. Pass plain data, or declare key= to say what "
-                    "makes a call the same"
+                    f"tool {tool.name!r} did not run: its argument {problem}. Pass plain data, or declare key= to "
+                    "say what makes a call the same"
                 ) from problem
             plain[name] = codecs.unrecorded(problem)
     return plain

@@ -45,7 +45,7 @@ class Guard:
         policies: name or glob of a tool to its ``Policy``, or the path of a TOML file with ``[tools.NAME]`` tables.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
-        on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None decides by who chose its id.
+        on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
         require_run: refuse calls outside a run.
         migrate: ``"auto"``, or ``"check"`` to refuse an older ledger.
         tracer_provider: where spans go; None is the global provider.
@@ -196,8 +196,8 @@ class Guard:
     ) -> Run:
         """A run to enter with ``with`` or ``async with``: its steps are undone together.
 
-        The same ``id`` resumes: what is done is answered from the ledger. ``wait`` is seconds to wait for another worker
-        inside the run; ``reopen`` starts a run over that was rolled back. Entering raises ``RunInProgress``,
+        The same ``id`` resumes: what is done is answered from the ledger. ``wait`` is seconds to wait for another
+        worker inside the run; ``reopen`` starts a run over that was rolled back. Entering raises ``RunInProgress``,
         ``RunConflict``, ``RunClosed`` or ``StoreError``.
         """
         _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))

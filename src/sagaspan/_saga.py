@@ -97,7 +97,8 @@ async def _take(
 ) -> Entered | None:
     now = now_us()
     after, audit = transitions.move_run(
-        existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, generation=generation, reason=None, error=None,
+        existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, generation=generation, reason=None,
+        error=None,
         started_us=now, ended_us=None, traceparent=wanted.traceparent, on_interrupt=wanted.on_interrupt,
     )  # fmt: skip
     if not owner.hold_new(token(existing)):
@@ -122,7 +123,8 @@ def _check_reopenable(store: Store, run: RunRecord) -> None:
     open_steps = [call for call in steps.undoable if call.state is not CallState.DONE] + list(steps.unresolved)
     if open_steps:
         raise RunClosed(
-            f"the run {run.id!r} cannot be reopened while {open_steps[0].tool!r} ({open_steps[0].state}) needs a person; "
+            f"the run {run.id!r} cannot be reopened while {open_steps[0].tool!r} ({open_steps[0].state}) needs "
+            "a person; "
             f"see: sagaspan show {run.id}",
             status=run.state,
         )
@@ -197,7 +199,8 @@ async def _move(
     finished = await backend.shielded(engine.store.commit, [RunChange(after, audit, run.version)], synced=synced)
     if not finished.value:
         raise StoreUnavailable(
-            f"the run {run.id!r} was taken over by another worker while this one was in it; this one changes nothing more"
+            f"the run {run.id!r} was taken over by another worker while this one was in it; this one changes "
+            "nothing more"
         )
     return after
 

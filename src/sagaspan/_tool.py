@@ -128,7 +128,8 @@ def _split(signature: inspect.Signature, context: frozenset[str]) -> tuple[tuple
 def _check_policy(name: str, policy: Policy) -> None:
     if policy.effect == "irreversible" and policy.approve is None:
         raise ConfigurationError(
-            f"tool {name!r} is irreversible: nothing can undo it, so it says approve=False itself if nobody need be asked"
+            f"tool {name!r} is irreversible: nothing can undo it, so it says approve=False itself if nobody "
+            "need be asked"
         )
     if policy.effect in ("read", "irreversible") and policy.compensate is not None:
         raise ConfigurationError(f"tool {name!r} has effect={policy.effect!r} and compensate=: one of them is wrong")

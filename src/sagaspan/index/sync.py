@@ -172,7 +172,7 @@ def _longest_line(batch: _Batch) -> int:
 
 
 def _first_rows(batch: _Batch, staged: int) -> list[int]:
-    """The number of the staged row with which each slice begins; the last of equals is the one that has rows."""
+    """The staged row with which each slice begins; the last of equals is the one that has rows."""
     counts = [piece.data.count(b"\n") for piece in batch.slices]
     if sum(counts) != staged:
         # DuckDB passes over blank lines.

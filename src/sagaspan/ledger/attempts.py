@@ -127,7 +127,8 @@ def _truthful(ended: Ended, may_have_applied: bool) -> Ended:
 
 def _timed_out(call: Call) -> ToolTimeout:
     return ToolTimeout(
-        f"tool {call.tool.name!r} did not answer within {call.tool.policy.timeout:g} s; its effect may still come, so it "
+        f"tool {call.tool.name!r} did not answer within {call.tool.policy.timeout:g} s; its effect may still "
+        "come, so it "
         f"is not repeated. Look at it with: sagaspan show {call.id}"
     )
 

@@ -137,7 +137,8 @@ class Ledger:
         """The recorded result, or the record if it may be claimed again; raises what forbids both."""
         if record.fingerprint != call.key.fingerprint:
             raise KeyConflict(
-                f"tool {call.tool.name!r}: the key {call.key.value!r} was used with other arguments (call {record.id}); "
+                f"tool {call.tool.name!r}: the key {call.key.value!r} was used with other arguments (call "
+                f"{record.id}); "
                 "nothing ran. Use a new key, or the same arguments",
                 call=call_info(record),
             )
@@ -317,19 +318,22 @@ def _outcome(ended: Ended) -> dict[str, Any]:
 def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
     if call.tool.policy.repeat_rule == "ask" and call.occurrence > 0:
         raise ApprovalDenied(
-            f"tool {call.tool.name!r} is irreversible and was already done with these arguments (call {record.id}); nobody "
+            f"tool {call.tool.name!r} is irreversible and was already done with these arguments (call "
+            f"{record.id}); nobody "
             "was asked about doing it again. Declare repeat='dedupe' or 'new', or a key=",
             call=call_info(record),
         )
     if record.result_lost is not None:
         raise OutcomeUnknown(
-            f"tool {call.tool.name!r} is done and is not run again, but its result was not recorded: {record.result_lost}. "
+            f"tool {call.tool.name!r} is done and is not run again, but its result was not recorded: "
+            f"{record.result_lost}. "
             "Let it return plain data",
             call=call_info(record), tool_ran="yes",
         )  # fmt: skip
     if call.occurrence > 0:
         _log.warning(
-            "tool %r was already done with these arguments at %s; the recorded result is returned (repeat='new' runs it again)",
+            "tool %r was already done with these arguments at %s; the recorded result is returned "
+            "(repeat='new' runs it again)",
             record.tool, call_info(record).ended,
         )  # fmt: skip
     value = None if record.result is None else codecs.decode(record.result)
@@ -346,8 +350,8 @@ def _claimable(call: Call, record: CallRecord) -> CallRecord:
         return record
     if record.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN):
         raise OutcomeUnknown(
-            f"tool {call.tool.name!r} was started before (call {record.id}) and nobody knows whether it happened; it is not "
-            f"run again. Find out, then decide. See: sagaspan show {record.id}",
+            f"tool {call.tool.name!r} was started before (call {record.id}) and nobody knows whether it happened; it is "
+            f"not run again. Find out, then decide. See: sagaspan show {record.id}",
             call=call_info(record),
         )
     raise RunClosed(
@@ -359,7 +363,8 @@ def _claimable(call: Call, record: CallRecord) -> CallRecord:
 
 def _closed(call: Call) -> RunClosed:
     return RunClosed(
-        f"the run {call.run.id!r} takes no new calls: it has ended or was taken over; tool {call.tool.name!r} did not run",
+        f"the run {call.run.id!r} takes no new calls: it has ended or was taken over; tool {call.tool.name!r} "
+        "did not run",
         status=str(call.run.state),
     )
 

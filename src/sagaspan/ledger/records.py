@@ -89,7 +89,7 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run: unique by (namespace, id). ``generation`` counts reopenings, ``committed_seq`` the pivot in its claims."""
+    """One run: unique by (namespace, id). ``generation`` counts reopenings, ``committed_seq`` marks ``commit()``."""
 
     namespace: str
     id: str

@@ -107,7 +107,8 @@ def open_call(record: CallRecord) -> tuple[CallRecord, AuditRow]:
 def claim_again(record: CallRecord, *, owner: str, now_us: int, traceparent: str | None) -> tuple[CallRecord, AuditRow]:
     """Claim a call that did not happen, or that is harmless to run again, for ``owner``; a new epoch."""
     return move_call(
-        record, CallEvent.CLAIM, now_us, owner=owner, epoch=record.epoch + 1, attempts=record.attempts + 1, started_us=now_us,
+        record, CallEvent.CLAIM, now_us, owner=owner, epoch=record.epoch + 1, attempts=record.attempts + 1,
+        started_us=now_us,
         ended_us=None, error_type=None, error_message=None, traceparent=traceparent,
     )  # fmt: skip
 

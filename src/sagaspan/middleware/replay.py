@@ -26,7 +26,8 @@ class ReplayMiddleware:
             return served
         if call.replaying:
             raise RunClosed(
-                f"the run {call.run.id!r} is completed and is only replayed: the call of tool {call.tool.name!r} with these "
+                f"the run {call.run.id!r} is completed and is only replayed: the call of tool "
+                f"{call.tool.name!r} with these "
                 "arguments is not on record, so it did not run. Use a new run id, or reopen=True",
                 status=call.run.state,
             )

@@ -1,4 +1,4 @@
-"""Saga: what undoes a call is declared before its action, so that the claim registers both at once (rule book (b) 1)."""
+"""Saga: what undoes a call is declared before its action, so the claim registers both at once (rule book (b) 1)."""
 
 from __future__ import annotations
 

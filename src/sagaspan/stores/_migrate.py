@@ -69,7 +69,8 @@ def current_version(connection: sqlite3.Connection, where: str) -> int:
 def _check(version: int, newest: int, where: str, *, apply: bool) -> None:
     if version > newest:
         raise SchemaOutdated(
-            f"the ledger {where} has schema {version}, this sagaspan knows {newest}; upgrade sagaspan (nothing was changed)"
+            f"the ledger {where} has schema {version}, this sagaspan knows {newest}; upgrade sagaspan (nothing "
+            "was changed)"
         )
     if not apply:
         raise SchemaOutdated(

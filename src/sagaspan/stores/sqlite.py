@@ -267,7 +267,10 @@ def _glob(prefix: str) -> str:
 def _explain(path: Path, error: sqlite3.Error) -> str:
     text = str(error)
     if "locked" in text or "busy" in text:
-        return f"the ledger {path} stayed locked for {BUSY_SECONDS:.0f} s by another process; nothing was started, try again"
+        return (
+            f"the ledger {path} stayed locked for {BUSY_SECONDS:.0f} s by another process; nothing was started, "
+            f"try again"
+        )
     if "readonly" in text:
         return f"the ledger {path} is read-only; nothing was started, give this user write access or name another store"
     if "not a database" in text or "malformed" in text:
