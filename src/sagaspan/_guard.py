@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._engine import Engine, Origin, call_sync
-from sagaspan._home import home
 from sagaspan._middleware import Middleware
 from sagaspan._run import Run
 from sagaspan._tool import MARK, Tool, tool_of
@@ -30,7 +28,7 @@ from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import fingerprint
 from sagaspan.ledger.records import RunRecord, RunState
 from sagaspan.policy import Policies, Policy, PolicyBook, load_policies
-from sagaspan.stores import Durability, Migrate, connect, sqlite_url
+from sagaspan.stores import Durability, Migrate, connect, default_store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -303,11 +301,6 @@ def _guarded_function(engine: Engine, tool: Tool) -> Callable[..., Any]:
         guarded = guarded_sync
     setattr(guarded, MARK, tool)
     return guarded
-
-
-def default_store() -> str:
-    """``SAGASPAN_STORE``, else the URL of ``ledger.db`` in the home in force."""
-    return os.environ.get("SAGASPAN_STORE") or sqlite_url(home() / "ledger.db")
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:

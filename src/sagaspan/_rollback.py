@@ -265,6 +265,7 @@ def _compensation_record(call: Call, step: CallRecord) -> CallRecord:
         tool=call.tool.name,
         key=call.key.value,
         key_source=call.key.source,
+        idempotency_key=call.idempotency_key,
         fingerprint=call.key.fingerprint,
         run_id=step.run_id,
         parent_id=None,

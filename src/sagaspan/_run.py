@@ -168,9 +168,8 @@ class Run:
             raise RunClosed(f"the run {self.id!r} {how}; tool {tool.name!r} did not run", status=self.record.state)
         if self._doomed is not None:
             raise RunClosed(
-                f"the run {self.id!r} stops: a critical step failed ({type(self._doomed).__name__}); tool "
-                f"{tool.name!r} did "
-                "not run",
+                f"the run {self.id!r} stops: a critical step failed ({type(self._doomed).__name__}); "
+                f"tool {tool.name!r} did not run",
                 status=self.record.state,
             )
         if backend.is_async and self._in_running_loop:

@@ -13,13 +13,12 @@ import dataclasses
 import datetime as dt
 import json
 import math
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum
 from typing import Any, Final
-
-from pydantic import BaseModel
 
 TAG: Final = "$type"
 MAX_SAFE_INTEGER: Final = 2**53
@@ -91,12 +90,18 @@ def _container(value: Any, path: str, depth: int) -> Any:
         name = "set" if isinstance(value, set) else "frozenset"
         # Sorted: the same set must have the same fingerprint in every process.
         return _tagged(name, sorted(_items(list(value), path, depth), key=_sort_key))
-    if isinstance(value, BaseModel):
+    if _is_model(value):
         return to_json(dict(value), path, depth + 1)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return to_json(fields, path, depth + 1)
     return _subclass_of_plain(value, path, depth)
+
+
+def _is_model(value: Any) -> bool:
+    # Where pydantic was never imported nothing is a model of it; importing it here would cost 0.1 s.
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(value, pydantic.BaseModel)
 
 
 def _subclass_of_plain(value: Any, path: str, depth: int) -> Any:

@@ -30,12 +30,16 @@ _OFFLINE: Final[dict[str, str | bool]] = {
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
 }
-_LOCKED_DOWN: Final[dict[str, str | bool]] = {
+_LOCKED_DOWN: Final[dict[str, str | bool | int]] = {
     **_OFFLINE,
     "enable_external_access": False,
     "memory_limit": "2GB",
+    "threads": os.cpu_count() or 1,
     "temp_directory": "",  # what does not fit in memory fails; it must not be written somewhere
 }
+
+# Connections of one process to one file share its settings, and these cannot be set once they are locked.
+_setting_up = threading.Lock()
 
 
 @contextmanager
@@ -57,19 +61,26 @@ def reading(path: Path) -> Iterator[DuckDBPyConnection]:
     if not path.exists():
         raise StoreUnavailable(f"there is no index at {path} yet: sync first")
     with _translated(duckdb, path):
-        connection = duckdb.connect(str(path), read_only=True, config=dict(_LOCKED_DOWN))
+        with _setting_up:
+            connection = duckdb.connect(str(path), read_only=True, config=dict(_LOCKED_DOWN))
         try:
             if _version(connection) != SCHEMA_VERSION:
                 _refuse_newer(connection, path)
                 raise StoreUnavailable(f"the index at {path} was made by an older sagaspan: sync first")
-            connection.execute(f"set threads = {max(1, os.cpu_count() or 1)}")
-            # Our times are UTC without a zone; now() must not turn them into the reader's zone in a
-            # comparison.
-            connection.execute("set timezone = 'UTC'")
-            connection.execute("set lock_configuration = true")
+            with _setting_up:
+                _lock_settings(connection)
             yield connection
         finally:
             connection.close()
+
+
+def _lock_settings(connection: DuckDBPyConnection) -> None:
+    row = connection.execute("select current_setting('lock_configuration')").fetchone()
+    if row is not None and row[0]:
+        return  # another thread has this file open: the settings are the database's, and are as they must be
+    # Our times are UTC without a zone; now() must not turn them into the reader's zone in a comparison.
+    connection.execute("set global timezone = 'UTC'")
+    connection.execute("set lock_configuration = true")
 
 
 def run_query(
@@ -108,8 +119,8 @@ def run_query(
         timer.cancel()
 
 
-def _fetch(result: DuckDBPyConnection, max_rows: int | None) -> Table:
-    if not result.description:
+def _fetch(result: DuckDBPyConnection | None, max_rows: int | None) -> Table:
+    if result is None or not result.description:
         raise QueryError("there is no statement to run; write one, such as: select * from traces limit 10")
     columns = tuple(str(column[0]) for column in result.description)
     types = tuple(str(column[1]) for column in result.description)
@@ -189,9 +200,7 @@ def _version(connection: DuckDBPyConnection) -> int | None:
 def _refuse_newer(connection: DuckDBPyConnection, path: Path) -> None:
     version = _version(connection)
     if version is None:
-        raise StoreUnavailable(
-            f"{path} is a DuckDB file, but not an index of sagaspan: move it away and run again"
-        )
+        raise StoreUnavailable(f"{path} is a DuckDB file, but not an index of sagaspan: move it away and run again")
     if version > SCHEMA_VERSION:
         raise SchemaOutdated(
             f"the index at {path} was made by a newer sagaspan (schema {version}, this one knows "
@@ -210,10 +219,8 @@ def _translated(duckdb: ModuleType, path: Path) -> Iterator[None]:
 
 def _raise_unavailable(error: Exception, path: Path) -> NoReturn:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if "lock" in text:
-        raise StoreUnavailable(
-            f"{path} is open in another program: close it and run again ({text})"
-        ) from error
+    if "Could not set lock" in text:
+        raise StoreUnavailable(f"{path} is open in another program: close it and run again ({text})") from error
     if "No space left" in text or "Permission denied" in text or "Cannot open file" in text:
         raise StoreUnavailable(f"the index at {path} cannot be used: {text}") from error
     raise StoreUnavailable(

@@ -70,8 +70,8 @@ class FileLedger:
 
 
 def trace_files(directory: Path) -> list[Path]:
-    """The trace files, oldest name first."""
-    return sorted(path for path in directory.glob("*.jsonl") if path.is_file())
+    """The trace files, by name."""
+    return sorted(path for path in directory.glob("*.jsonl") if not path.is_dir())
 
 
 def new_slices(path: Path, ledger: FileLedger, room: Callable[[], int], limit: int) -> Iterator[Slice]:
@@ -101,6 +101,28 @@ def new_slices(path: Path, ledger: FileLedger, room: Callable[[], int], limit: i
                 data=data.translate(_CONTROL),
             )
             known = after
+
+
+def cut(piece: Slice) -> tuple[Slice, ...]:
+    """The slice in two at a line's end near its middle; nothing if it is a single line."""
+    middle = piece.data.find(b"\n", len(piece.data) // 2) + 1
+    if middle in (0, len(piece.data)):
+        middle = piece.data.rfind(b"\n", 0, len(piece.data) - 1) + 1
+    if not middle:
+        return ()
+    position, lines = piece.position + middle, piece.first_line - 1 + piece.data.count(b"\n", 0, middle)
+    between = replace(piece.after, position=position, lines=lines)
+    first = replace(piece, after=between, data=piece.data[:middle])
+    rest = replace(piece, before=between, position=position, first_line=lines + 1, data=piece.data[middle:])
+    return first, rest
+
+
+def size_of(path: Path) -> int:
+    """The file's size in bytes, 0 if it is gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _whole_lines(stream: BinaryIO, room: int, limit: int) -> bytes | None:

@@ -40,7 +40,8 @@ create or replace temp macro otlp_map(attributes) as map_from_entries(
             when list_unique(list_transform(attributes, lambda a: a.key)) = len(attributes) then attributes
             else list_filter(
                 attributes,
-                lambda a, i: a.key is not null and list_position(list_transform(attributes, lambda b: b.key), a.key) = i
+                lambda a, i: a.key is not null
+                    and list_position(list_transform(attributes, lambda b: b.key), a.key) = i
             )
         end,
         lambda a: {'k': a.key, 'v': otlp_text(a.value)}
@@ -48,10 +49,15 @@ create or replace temp macro otlp_map(attributes) as map_from_entries(
 );
 
 -- name: number
-create or replace temp macro finite(text) as case when isfinite(try_cast(text as double)) then try_cast(text as double) end;
+create or replace temp macro finite(text) as case
+    when isfinite(try_cast(text as double)) then try_cast(text as double)
+end;
 
 -- name: nanoseconds
-create or replace temp macro nanoseconds(text) as case when try_cast(text as bigint) > 0 then try_cast(text as bigint) end;
+-- 0 means unknown, and the largest integer means infinity to a timestamp.
+create or replace temp macro nanoseconds(text) as case
+    when try_cast(text as bigint) between 1 and 9223372036854775806 then try_cast(text as bigint)
+end;
 
 -- name: bounds
 select
@@ -127,8 +133,12 @@ incoming as (
         coalesce(a['$GEN_AI_CONVERSATION_ID'], a['$SESSION_ID']) as conversation_id,
         coalesce(a['$GEN_AI_RESPONSE_MODEL'], a['$GEN_AI_REQUEST_MODEL'], a['$OPENINFERENCE_MODEL']) as model,
         coalesce(a['$GEN_AI_PROVIDER_NAME'], a['$GEN_AI_SYSTEM']) as provider,
-        try_cast(coalesce(a['$GEN_AI_USAGE_INPUT_TOKENS'], a['$OPENINFERENCE_INPUT_TOKENS']) as bigint) as input_tokens,
-        try_cast(coalesce(a['$GEN_AI_USAGE_OUTPUT_TOKENS'], a['$OPENINFERENCE_OUTPUT_TOKENS']) as bigint) as output_tokens,
+        try_cast(
+            coalesce(a['$GEN_AI_USAGE_INPUT_TOKENS'], a['$OPENINFERENCE_INPUT_TOKENS']) as bigint
+        ) as input_tokens,
+        try_cast(
+            coalesce(a['$GEN_AI_USAGE_OUTPUT_TOKENS'], a['$OPENINFERENCE_OUTPUT_TOKENS']) as bigint
+        ) as output_tokens,
         coalesce($COSTS) as cost_usd,
         a['$ERROR_TYPE'] as error_type,
         a['$RUN_ID'] as run_id,

@@ -29,9 +29,7 @@ def locked(path: Path, *, shared: bool = False, patience: float = PATIENCE) -> I
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise StoreUnavailable(
-            f"cannot open the lock {path} ({error.strerror}); check who may write there"
-        ) from error
+        raise StoreUnavailable(f"cannot open the lock {path} ({error.strerror}); check who may write there") from error
     try:
         _wait(descriptor, path, shared=shared, patience=patience)
         yield
@@ -44,8 +42,7 @@ def _wait(descriptor: int, path: Path, *, shared: bool, patience: float) -> None
     while not _try_lock(descriptor, shared=shared):
         if time.monotonic() > deadline:
             raise StoreUnavailable(
-                f"another sagaspan has held {path} for {patience:g} s: wait for its sync or query to end, "
-                "or end it"
+                f"another sagaspan has held {path} for {patience:g} s: wait for its sync or query to end, or end it"
             )
         time.sleep(_POLL)
 

@@ -43,9 +43,7 @@ def create_statements() -> tuple[str, ...]:
 
 def ingest_statement(name: str, *, maximum_line: int = MAXIMUM_LINE) -> str:
     """The statement called ``name`` in ``ingest.sql``; lines up to ``maximum_line`` bytes are read."""
-    return _named()[name].replace(
-        f"maximum_object_size = {MAXIMUM_LINE}", f"maximum_object_size = {maximum_line}"
-    )
+    return _named()[name].replace(f"maximum_object_size = {MAXIMUM_LINE}", f"maximum_object_size = {maximum_line}")
 
 
 @cache
@@ -61,9 +59,7 @@ def _read(name: str) -> str:
 
 @cache
 def _names() -> dict[str, str]:
-    names = {
-        name: value for name, value in vars(semconv).items() if isinstance(value, str) and name.isupper()
-    }
+    names = {name: value for name, value in vars(semconv).items() if isinstance(value, str) and name.isupper()}
     costs = ", ".join(f"finite(a['{alias}'])" for alias in semconv.COST_ALIASES)
     return FOREIGN | names | {"COSTS": costs, "ATTRIBUTE": _ATTRIBUTE, "MAXIMUM_LINE": str(MAXIMUM_LINE)}
 

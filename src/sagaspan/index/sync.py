@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from sagaspan.index.files import FileLedger, KnownFile, Slice, new_slices, trace_files
+from sagaspan.index.files import FileLedger, KnownFile, Slice, cut, new_slices, size_of, trace_files
 from sagaspan.index.rows import DamagedLine, SyncReport
 from sagaspan.index.sql import MAXIMUM_LINE, ingest_statement
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 BATCH_BYTES: Final = 128 * 1024 * 1024
 _STAGING: Final = ".staging"
-_REPORTED_PER_BATCH: Final = (
-    1000  # a binary file that is called .jsonl must not fill the index with its lines
-)
+_REPORTED_PER_BATCH: Final = 1000  # a binary file that is called .jsonl must not fill the index with its lines
 _MACROS: Final = ("text", "map", "number", "nanoseconds")
 _COLUMNS: Final = tuple(column.name for column in fields(KnownFile))
 _RECALL: Final = f"select {', '.join(_COLUMNS)} from files"  # noqa: S608 - our own field names
@@ -68,15 +66,11 @@ def sync_files(
     staging = directory / _STAGING
     paths = trace_files(directory)
     known = _known_files(connection)
-    todo = (
-        max(0, sum(path.stat().st_size for path in paths) - sum(file.position for file in known))
-        if progress
-        else 0
-    )
+    todo = max(0, sum(size_of(path) for path in paths) - sum(file.position for file in known)) if progress else 0
     done = 0
     try:
         for batch in _batches(paths, FileLedger(known), batch_bytes, totals):
-            _ingest(connection, batch, staging, totals)
+            _take_in(connection, batch, staging, totals)
             done += batch.size
             if progress is not None:
                 progress(done, max(done, todo))
@@ -105,6 +99,8 @@ def _batches(paths: list[Path], ledger: FileLedger, limit: int, totals: _Totals)
                 if batch.size >= limit // 2:
                     yield batch
                     batch = _Batch()
+        except FileNotFoundError:
+            continue  # deleted since it was listed
         except OSError as error:
             reason = f"the file cannot be read ({error.strerror}); it is tried again at the next sync"
             totals.damaged.append(DamagedLine(path=path, line=0, position=0, reason=reason))
@@ -112,15 +108,47 @@ def _batches(paths: list[Path], ledger: FileLedger, limit: int, totals: _Totals)
         yield batch
 
 
-def _ingest(connection: DuckDBPyConnection, batch: _Batch, staging: Path, totals: _Totals) -> None:
+def _take_in(connection: DuckDBPyConnection, batch: _Batch, staging: Path, totals: _Totals) -> None:
+    """Ingest the batch; if DuckDB refuses a value in it, find the line by halving and leave only that out."""
+    import duckdb
+
+    try:
+        _ingest(connection, batch, staging, totals)
+    except (duckdb.DataError, duckdb.ProgrammingError) as error:
+        halves = _halves(batch)
+        if not halves:
+            _leave_out(connection, batch.slices[0], str(error).splitlines()[0], totals)
+        for half in halves:
+            _take_in(connection, half, staging, totals)
+
+
+def _halves(batch: _Batch) -> list[_Batch]:
+    middle = len(batch.slices) // 2
+    parts = (batch.slices[:middle], batch.slices[middle:]) if middle else [[p] for p in cut(batch.slices[0])]
+    return [_Batch(slices=list(part), size=sum(len(piece.data) for piece in part)) for part in parts]
+
+
+def _leave_out(connection: DuckDBPyConnection, piece: Slice, error: str, totals: _Totals) -> None:
+    reason = f"cannot be stored ({error}); skipped, the other lines are in"
+    damage = DamagedLine(path=piece.path, line=piece.first_line, position=piece.position, reason=reason)
     with _transaction(connection):
-        damaged = _too_long(batch)
-        spans = found = 0
+        _record(connection, [piece], [damage])
+    totals.paths.add(piece.path)
+    totals.lines += 1
+    totals.damaged.append(damage)
+
+
+def _ingest(connection: DuckDBPyConnection, batch: _Batch, staging: Path, totals: _Totals) -> None:
+    damaged = _too_long(batch)
+    spans = found = 0
+    if batch.size:
+        # Before the transaction: inside one, the rows of a new table are not numbered from 0.
+        first_rows = _stage(connection, batch, staging)
+        damaged += _damaged_lines(connection, batch, first_rows)
+    with _transaction(connection):
         if batch.size:
-            first_rows = _stage(connection, batch, staging)
-            damaged += _damaged_lines(connection, batch, first_rows)
             found, spans = _insert(connection)
-        _record(connection, batch, damaged)
+        _record(connection, batch.slices, damaged)
     totals.paths |= {piece.path for piece in batch.slices}
     totals.lines += sum(piece.data.count(b"\n") or 1 for piece in batch.slices)
     totals.spans += spans
@@ -145,16 +173,13 @@ def _stage(connection: DuckDBPyConnection, batch: _Batch, staging: Path) -> list
     with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.writelines(piece.data for piece in batch.slices)
     longest = _longest_line(batch) + 1
-    staged = connection.execute(ingest_statement("stage", maximum_line=longest), [str(staging)]).fetchall()[
-        0
-    ][0]
+    statement = ingest_statement("stage", maximum_line=longest)
+    staged = connection.execute(statement, [str(staging)]).fetchall()[0][0]
     connection.execute("create or replace temp table slices (first_row bigint, path varchar)")
     first_rows = _first_rows(batch, staged)
     # A dict keeps the last slice of those that begin at the same row: the others have no rows.
     names = {row: piece.path.name for row, piece in zip(first_rows, batch.slices, strict=True)}
-    connection.execute(
-        "insert into slices select unnest(?), unnest(?)", [list(names.keys()), list(names.values())]
-    )
+    connection.execute("insert into slices select unnest(?), unnest(?)", [list(names.keys()), list(names.values())])
     return first_rows
 
 
@@ -245,8 +270,8 @@ def _too_long(batch: _Batch) -> list[DamagedLine]:
     ]
 
 
-def _record(connection: DuckDBPyConnection, batch: _Batch, damaged: list[DamagedLine]) -> None:
-    for piece in batch.slices:
+def _record(connection: DuckDBPyConnection, slices: list[Slice], damaged: list[DamagedLine]) -> None:
+    for piece in slices:
         if piece.before is not None:
             connection.execute(
                 "delete from files where device = ? and inode = ? and head_sha1 = ?",

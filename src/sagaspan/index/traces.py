@@ -52,9 +52,7 @@ def list_traces(
     }
     names = TraceRow.__slots__
     rows = [dict(zip(names, row, strict=True)) for row in connection.execute(_LIST, parameters).fetchall()]
-    return tuple(
-        TraceRow(**{**row, "name": row["name"] or "", "start": _aware(row["start"])}) for row in rows
-    )
+    return tuple(TraceRow(**{**row, "name": row["name"] or "", "start": _aware(row["start"])}) for row in rows)
 
 
 def one_trace(connection: DuckDBPyConnection, prefix: str) -> tuple[SpanRow, ...]:
@@ -72,11 +70,9 @@ def _only_trace(connection: DuckDBPyConnection, prefix: str) -> str:
     matches = tuple(str(trace_id) for (trace_id,) in found)
     if not wanted or not matches:
         raise TraceNotFound(f"no trace id begins with {prefix!r}; list them with: sagaspan traces list")
-    if len(matches) > 1:
+    if len(matches) > 1 and matches[0] != wanted:
         shown = ", ".join(matches[:_SHOWN]) + (", ..." if len(matches) > _SHOWN else "")
-        raise TraceNotFound(
-            f"more than one trace id begins with {prefix!r}: {shown}; give more of it", matches=matches
-        )
+        raise TraceNotFound(f"more than one trace id begins with {prefix!r}: {shown}; give more of it", matches=matches)
     return matches[0]
 
 

@@ -281,6 +281,7 @@ def _new_record(call: Call) -> CallRecord:
         key=call.key.value,
         key_source=call.key.source,
         generation=call.generation,
+        idempotency_key=call.idempotency_key,
         fingerprint=call.key.fingerprint,
         run_id=call.run.id,
         parent_id=call.ancestors[-1] if call.ancestors else None,
@@ -350,7 +351,7 @@ def _claimable(call: Call, record: CallRecord) -> CallRecord:
         return record
     if record.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN):
         raise OutcomeUnknown(
-            f"tool {call.tool.name!r} was started before (call {record.id}) and nobody knows whether it happened; it is "
+            f"tool {call.tool.name!r} was started before (call {record.id}) and nobody knows if it happened; it is "
             f"not run again. Find out, then decide. See: sagaspan show {record.id}",
             call=call_info(record),
         )

@@ -61,6 +61,7 @@ class CallRecord:
     key: str
     key_source: str
     generation: int = 0
+    idempotency_key: str
     fingerprint: str
     run_id: str
     parent_id: str | None = None
@@ -191,8 +192,6 @@ def moment(microseconds: int) -> dt.datetime:
 
 def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
     """The user's view of a call record."""
-    from sagaspan.keys import idempotency_key
-
     return CallInfo(
         id=record.id,
         tool=record.tool,
@@ -208,7 +207,7 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         compensates=record.compensates,
         compensate=record.compensate,
         effect=record.effect,
-        idempotency_key=idempotency_key(record.namespace, record.scope, record.tool, record.key, record.generation),
+        idempotency_key=record.idempotency_key,
         key=record.key,
         tool_call_id=record.tool_call_id,
         traceparent=record.traceparent,

@@ -73,7 +73,7 @@ class Store(Protocol):
         """Runs whose id starts with ``prefix``; the exact one alone if there is one."""
 
     def match_calls(self, prefix: str, limit: int = 10) -> list[CallRecord]:
-        """Calls whose id or key starts with ``prefix``."""
+        """Calls whose id, key or idempotency key starts with ``prefix``; the exact one alone if there is one."""
 
     def open_calls(self, limit: int = 100) -> list[CallRecord]:
         """Calls that are not settled, or that need a person, newest first."""

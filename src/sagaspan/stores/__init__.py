@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
+from sagaspan._home import home
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.store import Store
 
@@ -32,6 +34,6 @@ def connect(url: str, *, migrate: Migrate = "auto", durability: Durability = "no
     return SqliteStore(Path(rest[1:]).expanduser(), migrate=migrate, durability=durability, create=create)
 
 
-def sqlite_url(path: Path) -> str:
-    """The URL of a SQLite ledger at ``path``."""
-    return f"sqlite:///{path}"
+def default_store() -> str:
+    """``SAGASPAN_STORE``, else the URL of ``ledger.db`` in the home in force."""
+    return os.environ.get("SAGASPAN_STORE") or f"sqlite:///{home() / 'ledger.db'}"

@@ -15,7 +15,8 @@ AUDIT_COLUMNS: Final = tuple(field.name for field in fields(AuditRow))
 
 # What never changes after a record's first claim; all other columns are saved with every transition.
 _CALL_CONSTANTS: Final = frozenset(
-    {"id", "namespace", "tool", "key_source", "generation", "fingerprint", "run_id", "parent_id", "phase",
+    {"id", "namespace", "tool", "key_source", "generation", "idempotency_key", "fingerprint",
+     "run_id", "parent_id", "phase",
      "compensates",
      "effect", "declared_write", "arguments", "compensate", "tool_call_id", "created_us", "claim_seq"}
 )  # fmt: skip

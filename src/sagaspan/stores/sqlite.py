@@ -128,9 +128,10 @@ class SqliteStore:
         return exact or self._runs("id glob ? order by created_us desc limit ?", (_glob(prefix), limit))
 
     def match_calls(self, prefix: str, limit: int = 10) -> list[CallRecord]:
-        """Calls whose id or key starts with ``prefix``."""
-        where = "id glob ? or key glob ? order by claim_seq desc limit ?"
-        return self._calls(where, (_glob(prefix), _glob(prefix), limit))
+        """Calls whose id, key or idempotency key starts with ``prefix``; the exact one alone if there is one."""
+        exact = self.get_call(prefix)
+        where = "id glob ?1 or key glob ?1 or idempotency_key glob ?1 order by claim_seq desc limit ?2"
+        return [exact] if exact else self._calls(where, (_glob(prefix), limit))
 
     def open_calls(self, limit: int = 100) -> list[CallRecord]:
         """Calls that are not settled, or that need a person, newest first."""

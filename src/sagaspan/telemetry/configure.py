@@ -128,15 +128,11 @@ def _otlp_processor() -> BatchSpanProcessor:
         batch = None if OTEL_BSP_MAX_EXPORT_BATCH_SIZE in os.environ else _BATCH_SIZE
         return _PromptBatchProcessor(_otlp_exporter(), max_queue_size=queue, max_export_batch_size=batch)
     except ValueError as error:
-        raise ConfigurationError(
-            f"The OTLP settings in the environment (OTEL_BSP_*) are wrong: {error}."
-        ) from error
+        raise ConfigurationError(f"The OTLP settings in the environment (OTEL_BSP_*) are wrong: {error}.") from error
 
 
 def _otlp_exporter() -> SpanExporter:
-    timeout = (
-        None if _first_set(OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT) else _EXPORT_TIMEOUT
-    )
+    timeout = None if _first_set(OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT) else _EXPORT_TIMEOUT
     protocol = _first_set(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL) or "http/protobuf"
     match protocol:
         case "http/protobuf":

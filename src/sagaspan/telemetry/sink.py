@@ -96,9 +96,7 @@ class JsonLinesSpanProcessor(SpanProcessor):
 
     def _open(self, span: ReadableSpan) -> _TraceFile:
         pid = os.getpid()
-        opened = _TraceFile(
-            self.directory, self._service_name or str(span.resource.attributes.get(SERVICE_NAME, ""))
-        )
+        opened = _TraceFile(self.directory, self._service_name or str(span.resource.attributes.get(SERVICE_NAME, "")))
         # Two threads may arrive here at once; setdefault lets one win without a lock that a fork could leave
         # held.
         winner = self._opened.setdefault(pid, opened)

@@ -40,6 +40,7 @@ create table calls (
   key            text not null,
   key_source     text not null,
   generation     integer not null,
+  idempotency_key text not null,
   fingerprint    text not null,
   run_id         text not null,
   parent_id      text,

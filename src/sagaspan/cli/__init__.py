@@ -1,0 +1,77 @@
+"""The command line: noun then verb, tables for people, ``--json`` for machines.
+
+Exit codes: 0 done, 1 error, 2 usage, 3 not found, 4 something needs a person. A command parses, asks the library,
+renders; each is imported only when it is called, so that the program starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from sagaspan.cli._options import FAILED, Settings, common_options
+from sagaspan.exceptions import SagaspanError
+
+_COMMANDS = {
+    "demo": ("demo", "The whole story, offline, in seconds."),
+    "status": ("status", "Everything that needs a person, each with its next command; exit 4 if any."),
+    "show": ("show", "A run, call, trace or idempotency key, by unique prefix."),
+    "runs": ("runs", "What agents did: list, show."),
+    "traces": ("traces", "The spans of it: list, show."),
+    "sql": ("sql", "SQL over the exported traces."),
+    "doctor": ("doctor", "What is installed, where everything is, and whether it is well."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command when it is called; its help line is known without."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"sagaspan.cli.{_COMMANDS[cmd_name][0]}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sagaspan")
+@common_options
+def cli() -> None:
+    """What did the agent do, who allowed it, what did it cost, is it undone?"""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the program; errors become one sentence and an exit code."""
+    try:
+        code = cli.main(args=args, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except SagaspanError as error:
+        _report(error, args)
+        sys.exit(FAILED)
+    except BrokenPipeError:
+        # The reader (head, less) has gone; Python must not complain about it at exit.
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: SagaspanError, args: list[str] | None) -> None:
+    answer: dict[str, Any] = {"error": str(error), "kind": type(error).__name__}
+    if Settings.wants_json(sys.argv[1:] if args is None else args):
+        click.echo(json.dumps(answer, ensure_ascii=False))
+    click.echo(f"Error: {error}", err=True)

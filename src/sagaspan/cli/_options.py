@@ -1,0 +1,72 @@
+"""The options that every command takes, before or after the verb, and what they open."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+DONE: Final = 0
+FAILED: Final = 1
+NOT_FOUND: Final = 3
+NEEDS_PERSON: Final = 4
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where to look, and how to answer."""
+
+    as_json: bool = False
+    store: str | None = None
+    home: Path | None = None
+
+    def merged(self, **given: Any) -> Settings:
+        """These settings with those that were ``given`` (not None, not False)."""
+        return replace(self, **{name: value for name, value in given.items() if value})
+
+    def open_store(self) -> Any:
+        """The ledger for reading; raises ``StoreUnavailable`` if there is none."""
+        from sagaspan.stores import connect, default_store
+
+        return connect(self.store or default_store(), create=False, migrate="check")
+
+    @property
+    def traces(self) -> Path:
+        """The folder of the trace files."""
+        from sagaspan._home import traces_directory
+
+        return traces_directory()
+
+    @staticmethod
+    def wants_json(args: Sequence[str]) -> bool:
+        """Whether a command line asks for JSON (for errors that come before it is parsed)."""
+        return "--json" in args
+
+
+def common_options(function: F) -> F:
+    """Add ``--json``, ``--store`` and ``--home``; a group and its commands share one ``Settings``."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+    @click.option("--store", metavar="URL", help="The ledger, e.g. sqlite:///ledger.db  [env: SAGASPAN_STORE]")
+    @click.option(
+        "--home", type=click.Path(path_type=Path, file_okay=False), help="The .sagaspan folder  [env: SAGASPAN_HOME]"
+    )
+    @click.pass_context
+    def with_settings(context: click.Context, /, *args: Any, **kwargs: Any) -> Any:
+        given = {name: kwargs.pop(name) for name in ("as_json", "store", "home")}
+        if given["home"] is not None:
+            os.environ["SAGASPAN_HOME"] = str(given["home"])
+        context.obj = (context.obj or Settings()).merged(**given)
+        return function(*args, **kwargs)
+
+    return cast(F, functools.update_wrapper(with_settings, function))
+
+
+pass_settings = click.make_pass_decorator(Settings, ensure=True)

@@ -1,0 +1,200 @@
+"""``sagaspan demo``: an existing LangChain agent, wrapped by one line, rolled back, run again, seen and queried."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from sagaspan.cli._options import Settings, common_options, pass_settings
+from sagaspan.cli._render import emit_json, emit_table, say, short, when
+from sagaspan.exceptions import ConfigurationError
+from sagaspan.ledger.records import Phase, RunInfo
+
+QUERY = """
+select run_name as run, tool, phase, state, outcome, round(duration_ms, 1) as ms, error_type
+  from tool_calls where starts_with(run_id, '{prefix}') order by started
+"""
+TASK = "Book me a trip to Lisbon and pay for it."
+
+
+@click.command()
+@common_options
+@pass_settings
+def demo(settings: Settings) -> None:
+    """The whole story, offline, in seconds: an agent, a declined card, a rollback, and nothing done twice."""
+    from sagaspan import Guard, Policy, configure_tracing
+    from sagaspan._home import home
+
+    trip = _trip()
+    folder = home(create=True)
+    provider = configure_tracing("sagaspan-demo", directory=settings.traces)
+    story = _Story(
+        trip, prefix=f"trip-{secrets.token_hex(3)}", world=folder / "demo-world.jsonl", quiet=settings.as_json
+    )
+    with Guard(settings.store, tracer_provider=provider) as guard:
+        policies = {
+            "book_flight": Policy(compensate=trip.cancel_flight),
+            "book_hotel": Policy(compensate=trip.cancel_hotel),
+            "charge_card": Policy(effect="write"),
+        }
+        agent = guard.wrap(trip.build_agent(), policies)  # the one line
+        runs = [
+            story.declined(guard, agent),
+            story.paid(guard, agent),
+            story.again(guard, agent),
+        ]
+    provider.force_flush()
+    table = _tool_calls(settings, story.prefix)
+    if settings.as_json:
+        emit_json({"runs": runs, "tool_calls": [dict(zip(table.columns, row, strict=True)) for row in table.rows]})
+        return
+    say("\n4. The spans just exported, as SQL", "bold")
+    say(f'   sagaspan sql "{" ".join(QUERY.format(prefix=story.prefix).split())}"\n', "dim")
+    emit_table(table.columns, table.rows)
+    _what_next(runs, settings)
+
+
+class _Story:
+    """The three runs, told as they happen."""
+
+    def __init__(self, trip: ModuleType, *, prefix: str, world: Path, quiet: bool) -> None:
+        self.prefix = prefix
+        self._trip = trip
+        self._world = world
+        self._quiet = quiet
+
+    def declined(self, guard: Any, agent: Any) -> RunInfo:
+        """The card is declined: what was booked before is cancelled in reverse order."""
+        self._say("1. The agent books a flight and a hotel, then the card is declined", "bold")
+        with self._outside(card="declined"):
+            try:
+                self._invoke(guard, agent, "declined")
+            except self._trip.CardDeclined as error:
+                self._say(f"   {type(error).__name__}: {error}", "red")
+                for note in getattr(error, "__notes__", ()):
+                    self._say(f"   {note}", "yellow")
+        return self._report(guard, "declined", trace=True)
+
+    def paid(self, guard: Any, agent: Any) -> RunInfo:
+        """The same task with a card that works."""
+        self._say("\n2. The same task with a card that works", "bold")
+        with self._outside(card="ok"):
+            self._invoke(guard, agent, "paid")
+        return self._report(guard, "paid")
+
+    def again(self, guard: Any, agent: Any) -> RunInfo:
+        """The same run id once more, as after a crash or a retried request: nothing is booked twice."""
+        self._say("\n3. The same run id again, as after a crash or a retried request", "bold")
+        before = self._counts()
+        with self._outside(card="ok"):
+            self._invoke(guard, agent, "paid")
+        after = self._counts()
+        self._say(
+            f"   bookings before: {before}; after: {after}; done twice: {'nothing' if before == after else 'SOMETHING'}"
+        )
+        return self._report(guard, "paid")
+
+    def _invoke(self, guard: Any, agent: Any, name: str) -> None:
+        with guard.run("trip", id=f"{self.prefix}-{name}", on_interrupt="compensate"):
+            result = agent.invoke({"messages": [("user", TASK)]})
+        self._say(f"   agent: {result['messages'][-1].content}", "green")
+
+    def _report(self, guard: Any, name: str, *, trace: bool = False) -> RunInfo:
+        run: RunInfo = guard.runs.get(f"{self.prefix}-{name}")
+        if self._quiet:
+            return run
+        if trace:
+            self._show_trace(run)
+        undone = {call.compensates: call for call in run.calls if call.phase is Phase.COMPENSATION}
+        rows = []
+        for call in run.calls:
+            if call.phase is Phase.FORWARD:
+                undo = undone.get(call.id)
+                by = f"{undo.tool}({short(undo.args, 50)})" if undo else ""
+                rows.append((call.tool, call.state, short(call.result or call.error, 50), by, when(call.ended)))
+        say("")
+        emit_table(
+            ("call", "state", "result or error", "undone by", "at"), rows, title=f"   run {run.id}: {run.status}"
+        )
+        say(f"   the outside world: {self._counts()}")
+        return run
+
+    def _show_trace(self, run: RunInfo) -> None:
+        from opentelemetry import trace as otel
+
+        from sagaspan.cli.runs import trace_of
+        from sagaspan.cli.traces import print_trace
+
+        flush = getattr(otel.get_tracer_provider(), "force_flush", None)
+        if flush is not None:
+            flush()
+        say("")
+        print_trace(Settings(), trace_of(run.traceparent) or "")
+
+    def _counts(self) -> str:
+        counts = self._trip.counts(self._world)
+        return ", ".join(f"{number} {what}" for what, number in counts.items()) or "nothing"
+
+    def _say(self, text: str, style: str = "") -> None:
+        if not self._quiet:
+            say(text, style)
+
+    @contextmanager
+    def _outside(self, *, card: str) -> Iterator[None]:
+        """The world the agent acts on: its books, and what the bank says of the card."""
+        before = {name: os.environ.get(name) for name in ("TRIP_WORLD", "TRIP_CARD")}
+        os.environ.update(TRIP_WORLD=str(self._world), TRIP_CARD=card)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _tool_calls(settings: Settings, prefix: str) -> Any:
+    from sagaspan.cli.traces import synced_index
+
+    return synced_index(settings).query(QUERY.format(prefix=prefix))
+
+
+def _what_next(runs: list[RunInfo], settings: Settings) -> None:
+    from sagaspan.cli.runs import trace_of
+
+    say(f"\nAll of it is in {settings.traces.parent}. What to type next:", "bold")
+    say(f"  sagaspan traces show {(trace_of(runs[0].traceparent) or '')[:16]}")
+    say(f"  sagaspan show {runs[0].id}")
+    say("  sagaspan runs list")
+    say('  sagaspan sql "select tool, state, count(*) as calls from tool_calls group by all order by all"')
+    say("  sagaspan status")
+
+
+def _trip() -> ModuleType:
+    """``examples/trip.py``: beside the package in a wheel, at the top of a checkout."""
+    if importlib.util.find_spec("langchain") is None:
+        raise ConfigurationError("the demo wraps a LangChain agent; install it: pip install 'sagaspan[langchain]'")
+    package = Path(__file__).parents[1]
+    for path in (package / "examples" / "trip.py", package.parents[1] / "examples" / "trip.py"):
+        if path.is_file():
+            return _loaded(path)
+    raise ConfigurationError(f"examples/trip.py is missing from this installation ({package}); reinstall sagaspan")
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sagaspan_demo_trip", path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{path} cannot be loaded; reinstall sagaspan")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

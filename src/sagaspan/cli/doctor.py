@@ -1,0 +1,110 @@
+"""``sagaspan doctor``: what is installed, where everything is, and whether it is well."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any, Final
+
+import click
+
+from sagaspan.cli._options import FAILED, Settings, common_options, pass_settings
+from sagaspan.cli._render import emit_json, emit_table
+from sagaspan.exceptions import SagaspanError
+
+_PACKAGES: Final = (
+    "sagaspan", "opentelemetry-sdk", "opentelemetry-exporter-otlp", "duckdb", "pydantic",
+    "common-expression-language", "langchain-core", "langchain", "langgraph",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing looked at: ``state`` is ok, note or problem."""
+
+    what: str
+    state: str
+    found: str
+
+
+@click.command()
+@common_options
+@pass_settings
+@click.pass_context
+def doctor(context: click.Context, settings: Settings) -> None:
+    """What is installed, where everything is, and whether it is well; exit 1 on a problem."""
+    findings = [*_installed(), *_adapters(), *_ledger(settings), *_traces(settings), *_environment()]
+    if settings.as_json:
+        emit_json(findings)
+    else:
+        emit_table(("", "", ""), [(finding.what, finding.state, finding.found) for finding in findings])
+    context.exit(FAILED if any(finding.state == "problem" for finding in findings) else 0)
+
+
+def _installed() -> Iterator[Finding]:
+    yield Finding(what="python", state="ok", found=f"{platform.python_version()} ({sys.executable})")
+    for package in _PACKAGES:
+        try:
+            yield Finding(what=package, state="ok", found=version(package))
+        except PackageNotFoundError:
+            yield Finding(what=package, state="note", found="not installed")
+
+
+def _adapters() -> Iterator[Finding]:
+    from sagaspan._adapters import GROUP
+
+    for point in entry_points(group=GROUP):
+        yield _checked(f"adapter {point.name}", lambda point=point: _loads(point))  # type: ignore[misc] # bound now
+
+
+def _loads(point: Any) -> str:
+    point.load()
+    return str(point.value)
+
+
+def _ledger(settings: Settings) -> Iterator[Finding]:
+    def look() -> str:
+        facts = settings.open_store().describe()
+        if facts["quick_check"] != "ok":
+            raise ValueError(f"{facts['url']} is damaged ({facts['quick_check']}); restore a backup")
+        return ", ".join(f"{name} {value}" for name, value in facts.items() if name != "quick_check")
+
+    try:
+        found = look()
+    except SagaspanError as error:
+        missing = "there is no ledger" in str(error)
+        yield Finding(what="ledger", state="note" if missing else "problem", found=str(error))
+    except ValueError as error:
+        yield Finding(what="ledger", state="problem", found=str(error))
+    else:
+        yield Finding(what="ledger", state="ok", found=found)
+
+
+def _traces(settings: Settings) -> Iterator[Finding]:
+    folder = settings.traces
+    if not folder.is_dir():
+        yield Finding(what="traces", state="note", found=f"none at {folder}; call sagaspan.configure_tracing()")
+        return
+    files = list(folder.glob("*.jsonl"))
+    size = sum(file.stat().st_size for file in files)
+    yield Finding(what="traces", state="ok", found=f"{folder}: {len(files)} files, {size / 1e6:.1f} MB")
+    exposed = [path for path in (folder, *files) if path.stat().st_mode & 0o077]
+    if exposed:
+        yield Finding(what="traces", state="problem", found=f"others can read {exposed[0]}; chmod -R go= {folder}")
+
+
+def _environment() -> Iterator[Finding]:
+    for name in sorted(os.environ):
+        if name.startswith(("SAGASPAN_", "OTEL_")) and "HEADERS" not in name:  # headers hold credentials
+            yield Finding(what=name, state="ok", found=os.environ[name])
+
+
+def _checked(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what=what, state="ok", found=look())
+    except Exception as error:  # noqa: BLE001 - whatever an adapter of somebody else raises is the finding
+        return Finding(what=what, state="problem", found=f"{type(error).__name__}: {error}")

@@ -1,0 +1,113 @@
+"""``sagaspan runs``: what agents did."""
+
+from __future__ import annotations
+
+import click
+
+from sagaspan.cli._options import NOT_FOUND, Settings, common_options, pass_settings
+from sagaspan.cli._render import emit_json, emit_table, say, short, styled, visible, when
+from sagaspan.ledger.records import CallInfo, Phase, RunInfo, RunState
+
+
+@click.group()
+@common_options
+def runs() -> None:
+    """What agents did."""
+
+
+@runs.command("list")
+@click.option("--status", "-s", multiple=True, type=click.Choice([state.value for state in RunState]))
+@click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
+@click.option("--offset", default=0, show_default=True, type=click.IntRange(0))
+@common_options
+@pass_settings
+def list_runs(settings: Settings, status: tuple[str, ...], limit: int, offset: int) -> None:
+    """Runs, newest first."""
+    from sagaspan._views import Runs
+
+    found = Runs(settings.open_store()).list(status=status, limit=limit, offset=offset)
+    if settings.as_json:
+        emit_json(found)
+    elif not found:
+        say("No runs." if not status else "No runs of these states.")
+    else:
+        rows = [(run.id, run.name, run.status, run.reason, when(run.started), _took(run)) for run in found]
+        emit_table(("run", "name", "status", "reason", "started", "took"), rows)
+
+
+@runs.command("show")
+@click.argument("run_id")
+@common_options
+@pass_settings
+@click.pass_context
+def show_run(context: click.Context, settings: Settings, run_id: str) -> None:
+    """One run with its calls, by id or unique prefix."""
+    from sagaspan.cli.show import find_runs
+
+    found = find_runs(settings.open_store(), run_id)
+    if len(found) != 1:
+        _not_one(run_id, found)
+        context.exit(NOT_FOUND)
+    print_run(found[0], settings)
+
+
+def print_run(run: RunInfo, settings: Settings) -> None:
+    """A run and its calls."""
+    if settings.as_json:
+        emit_json(run)
+        return
+    from rich.text import Text
+
+    from sagaspan.cli._render import console
+
+    head = Text.assemble(("run ", "bold"), visible(run.id), "  ", styled(run.status))
+    console().print(head)
+    facts = (
+        ("name", run.name), ("reason", run.reason), ("error", run.error), ("started", when(run.started)),
+        ("took", _took(run)), ("user", run.user), ("tenant", run.tenant), ("agent", run.agent),
+        ("conversation", run.conversation), ("inside", run.parent_id), ("input", run.input and short(run.input)),
+        ("output", run.output and short(run.output)), ("on interrupt", run.on_interrupt),
+        ("reopened", run.reopened or None), ("trace", trace_of(run.traceparent)),
+    )  # fmt: skip
+    for name, value in facts:
+        if value:
+            say(f"  {name:<13} {visible(value)}")
+    say("")
+    emit_table(("#", "call", "tool", "state", "arguments", "result or error", "tries"), _call_rows(run.calls))
+
+
+def trace_of(traceparent: str | None) -> str | None:
+    """The trace id of a ``traceparent``."""
+    return traceparent.split("-")[1] if traceparent else None
+
+
+def _call_rows(calls: tuple[CallInfo, ...]) -> list[tuple[object, ...]]:
+    numbers = {call.id: number for number, call in enumerate(calls, 1)}
+    rows: list[tuple[object, ...]] = []
+    for number, call in enumerate(calls, 1):
+        undoes = f" undoes #{numbers.get(call.compensates or '', '?')}" if call.phase is Phase.COMPENSATION else ""
+        outcome = call.error or (f"(lost: {call.result_lost})" if call.result_lost else short(call.result, 40))
+        rows.append(
+            (
+                number,
+                call.id[:14],
+                f"{call.tool}{undoes}",
+                call.state,
+                short(call.args, 40),
+                short(outcome, 60),
+                call.attempts,
+            )
+        )
+    return rows
+
+
+def _took(run: RunInfo) -> str:
+    return f"{(run.ended - run.started).total_seconds():.2f} s" if run.ended else ""
+
+
+def _not_one(run_id: str, found: list[RunInfo]) -> None:
+    if found:
+        several = ", ".join(visible(run.id) for run in found[:5])
+        click.echo(f"Error: {run_id!r} is not unique: {several}; give more of it", err=True)
+    else:
+        click.echo(f"Error: there is no run {run_id!r}; see: sagaspan runs list", err=True)

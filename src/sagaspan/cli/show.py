@@ -1,0 +1,128 @@
+"""``sagaspan show ANY``: a run, call, trace or idempotency key, by unique prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from sagaspan.cli._options import NOT_FOUND, Settings, common_options, pass_settings
+from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
+from sagaspan.exceptions import StoreUnavailable
+from sagaspan.ledger.records import CallInfo, RunInfo, call_info
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    kind: str
+    id: str
+    what: str
+    show: Callable[[], None]
+
+
+@click.command()
+@click.argument("any_id", metavar="ANY")
+@common_options
+@pass_settings
+@click.pass_context
+def show(context: click.Context, settings: Settings, any_id: str) -> None:
+    """A run, call, trace or idempotency key, by unique prefix."""
+    matches = [*_in_ledger(settings, any_id), *_in_traces(settings, any_id)]
+    if len(matches) == 1:
+        matches[0].show()
+        return
+    if matches:
+        click.echo(f"Error: {any_id!r} is not unique; give more of it, or one of these:", err=True)
+        if settings.as_json:
+            emit_json([{"kind": match.kind, "id": match.id} for match in matches])
+        else:
+            emit_table(("kind", "id", "what"), [(match.kind, match.id, match.what) for match in matches])
+    else:
+        click.echo(f"Error: nothing starts with {any_id!r}; see: sagaspan runs list, sagaspan traces list", err=True)
+    context.exit(NOT_FOUND)
+
+
+def find_runs(store: Any, prefix: str) -> list[RunInfo]:
+    """The runs whose id starts with ``prefix``, with their calls if it is only one."""
+    from sagaspan._views import Runs
+    from sagaspan.ledger.records import run_info
+
+    records = store.match_runs(prefix)
+    if len(records) == 1:
+        return [Runs(store).complete(records[0])]
+    return [run_info(record) for record in records]
+
+
+def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
+    """One call with its history."""
+    if settings.as_json:
+        emit_json(call)
+        return
+    from rich.text import Text
+
+    from sagaspan.cli._render import console, styled
+    from sagaspan.cli.runs import trace_of
+
+    console().print(
+        Text.assemble(("call ", "bold"), visible(call.id), "  ", visible(call.tool), "  ", styled(call.state))
+    )
+    facts = (
+        ("run", call.run_id), ("arguments", short(call.args, 400)), ("result", call.result and short(call.result, 400)),
+        ("result lost", call.result_lost), ("error", call.error), ("effect", call.effect), ("attempts", call.attempts),
+        ("undone by", call.compensate), ("undoes", call.compensates), ("idempotency key", call.idempotency_key),
+        ("tool call id", call.tool_call_id), ("trace", trace_of(call.traceparent)), ("started", when(call.started)),
+        ("ended", when(call.ended)),
+    )  # fmt: skip
+    for name, value in facts:
+        if value:
+            say(f"  {name:<16} {visible(value)}")
+    say("")
+    rows = [(_moment(row.at_us), row.event, row.from_state, row.to_state, row.detail) for row in audit]
+    emit_table(("at", "event", "from", "to", "detail"), rows, title="history")
+
+
+def _in_ledger(settings: Settings, prefix: str) -> list[_Match]:
+    try:
+        store = settings.open_store()
+        runs, calls = find_runs(store, prefix), store.match_calls(prefix)
+    except StoreUnavailable:
+        if settings.store is not None or not settings.traces.is_dir():
+            raise
+        return []  # traces without a ledger: a folder of somebody else's spans
+    return [*(_run_match(settings, run) for run in runs), *(_call_match(settings, store, call) for call in calls)]
+
+
+def _run_match(settings: Settings, run: RunInfo) -> _Match:
+    def show_it() -> None:
+        from sagaspan.cli.runs import print_run
+
+        print_run(run, settings)
+
+    return _Match("run", run.id, f"{run.name} {run.status}", show_it)
+
+
+def _call_match(settings: Settings, store: Any, record: Any) -> _Match:
+    def show_it() -> None:
+        audit = [row for row in store.audit_of(record.namespace, record.run_id) if row.call_id == record.id]
+        print_call(call_info(record), settings, audit)
+
+    return _Match("call", record.id, f"{record.tool} {record.state}", show_it)
+
+
+def _in_traces(settings: Settings, prefix: str) -> list[_Match]:
+    if not settings.traces.is_dir() or set(prefix.lower()) - set("0123456789abcdef"):
+        return []
+    from sagaspan.cli.traces import matching_traces, print_trace
+
+    return [
+        _Match("trace", trace_id, name, lambda trace_id=trace_id: print_trace(settings, trace_id))  # type: ignore[misc] # bound now
+        for trace_id, name in matching_traces(settings, prefix)
+    ]
+
+
+def _moment(microseconds: int) -> str:
+    from sagaspan.ledger.records import moment
+
+    return moment(microseconds).astimezone().strftime("%H:%M:%S.%f")

@@ -1,0 +1,106 @@
+"""``sagaspan status``: everything that needs a person, each with its next command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from sagaspan import _owner as owner
+from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
+from sagaspan.cli._render import emit_json, emit_table, say, short
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
+
+_RUNS: Final = {
+    RunState.PAUSED: "waits to be continued with the same run id",
+    RunState.HELD: "was interrupted or is in doubt; nothing is undone until somebody resumes it",
+    RunState.PARTIALLY_COMPENSATED: "was rolled back, but not all of it",
+}
+_CALLS: Final = {
+    CallState.UNKNOWN: "was started and nobody knows how it ended",
+    CallState.NEEDS_HUMAN: "waits for somebody to say what happened",
+    CallState.COMPENSATION_FAILED: "happened and could not be undone",
+}
+_LIMIT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One thing that needs a person."""
+
+    kind: str
+    id: str
+    what: str
+    state: str
+    why: str
+    next: str
+
+
+@click.command()
+@common_options
+@pass_settings
+@click.pass_context
+def status(context: click.Context, settings: Settings) -> None:
+    """Everything that needs a person, each with its next command; exit 4 if any (for cron)."""
+    store = settings.open_store()
+    items = [*_run_items(store), *_call_items(store)]
+    if settings.as_json:
+        emit_json(items)
+    elif not items:
+        say("Nothing needs you.", "green")
+    else:
+        emit_table(("what", "id", "state", "why", "next"), [_row(item) for item in items])
+    context.exit(NEEDS_PERSON if items else 0)
+
+
+def _row(item: Item) -> tuple[str, ...]:
+    return (f"{item.kind} {item.what}", item.id, item.state, item.why, item.next)
+
+
+def _run_items(store: Any) -> Iterator[Item]:
+    wanted = [*_RUNS, RunState.RUNNING, RunState.COMPENSATING]
+    for run in store.list_runs(states=wanted, limit=_LIMIT):
+        why = _RUNS.get(run.state) or _orphaned(run)
+        if why is not None:
+            yield Item(
+                kind="run",
+                id=run.id,
+                what=run.name,
+                state=run.state,
+                why=_because(why, run),
+                next=f"sagaspan show {run.id}",
+            )
+
+
+def _orphaned(run: RunRecord) -> str | None:
+    """Why a run that says it is going on is not: its process is dead. A dead session has nothing to continue."""
+    from sagaspan._engine import SESSION
+    from sagaspan._saga import token
+
+    if run.name == SESSION or not owner.provably_dead(run.owner, token(run)):
+        return None
+    going_on = "its rollback" if run.state is RunState.COMPENSATING else "it"
+    return f"its process died; {going_on} goes on when the run is entered again with the same id"
+
+
+def _because(why: str, run: RunRecord) -> str:
+    return why if run.reason is None else f"{why} ({run.reason})"
+
+
+def _call_items(store: Any) -> Iterator[Item]:
+    for call in store.open_calls(_LIMIT):
+        why = _CALLS.get(call.state) or _abandoned(call)
+        if why is not None:
+            yield Item(
+                kind="call", id=call.id, what=call.tool, state=call.state,
+                why=why if call.error_message is None else f"{why}: {short(call.error_message, 80)}",
+                next=f"sagaspan show {call.id}",
+            )  # fmt: skip
+
+
+def _abandoned(call: CallRecord) -> str | None:
+    if call.state is CallState.RUNNING and owner.provably_dead(call.owner, call.id):
+        return "was running when its process died; nobody knows how it ended"
+    return None

@@ -1,0 +1,73 @@
+"""The generated parts of the docs are what the code says now; ``uv run python -m tests.test_docs`` writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from sagaspan import semconv
+from sagaspan.cli import cli
+from sagaspan.ledger.transitions import CALL_TABLE, RUN_TABLE
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def _transitions(table: dict) -> str:
+    rows = ["| from | event | to |", "| --- | --- | --- |"]
+    return "\n".join(rows + [f"| {before or '(none)'} | {event} | {after} |" for (before, event), after in table.items()])
+
+
+def _names() -> str:
+    rows = ["| constant | name |", "| --- | --- |"]
+    for name, value in vars(semconv).items():
+        if name.isupper() and isinstance(value, str):
+            rows.append(f"| `{name}` | `{value}` |")
+    return "\n".join(rows)
+
+
+def _commands(command: click.Command, path: str) -> Iterator[str]:
+    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+    yield f"## `{path}`\n\n```\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _commands(child, f"{path} {name}")
+
+
+GENERATED = {
+    ("concepts.md", "call states"): lambda: _transitions(dict(CALL_TABLE)),
+    ("concepts.md", "run states"): lambda: _transitions(dict(RUN_TABLE)),
+    ("telemetry.md", "names"): _names,
+    ("cli.md", "commands"): lambda: "\n".join(_commands(cli, "sagaspan")).rstrip(),
+}
+
+
+def _pattern(part: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- generated: {part} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+
+
+@pytest.mark.parametrize(("file", "part"), list(GENERATED))
+def test_generated_parts_are_up_to_date(file: str, part: str) -> None:
+    """A table in the docs cannot drift from the code it describes."""
+    text = (DOCS / file).read_text()
+    match = _pattern(part).search(text)
+    assert match is not None, f"{file} has no part {part!r}"
+    assert match[0] == f"{match[1]}{GENERATED[file, part]()}{match[2]}", "run: uv run python -m tests.test_docs"
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """A relative link in the docs names a file that exists."""
+    for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+if __name__ == "__main__":
+    for (file, part), make in GENERATED.items():
+        text = (DOCS / file).read_text()
+        (DOCS / file).write_text(_pattern(part).sub(lambda match, new=make(): match[1] + new + match[2], text))

@@ -1,0 +1,108 @@
+"""Imports point one way: read from the source, compared with the table of the house (docs/contributing.md)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "sagaspan"
+ADAPTERS = ROOT / "adapters"
+
+# Each room, and the rooms it may import from; "" is a module at the top of the package.
+BASE = {"exceptions", "semconv", "codecs", "keys", "_clock", "_owner", "_home"}
+DATA = BASE | {"expressions", "policy", "_compensation", "_tool", "_backends", "_call", "_context", "_middleware", "_spans"}
+ALLOWED = {
+    "exceptions": set(),
+    "semconv": set(),
+    "codecs": set(),
+    "keys": set(),
+    "_clock": set(),
+    "_owner": set(),
+    "_home": {"exceptions"},
+    "expressions": {"exceptions"},
+    "policy": {"exceptions"},
+    "_backends": set(),
+    "_spans": {"exceptions", "semconv"},
+    "_outcome": {"exceptions", "policy"},
+    "_compensation": {"exceptions"},
+    "_tool": {"exceptions", "expressions", "policy", "_compensation"},
+    "_call": {"_backends", "_compensation", "_tool", "keys", "ledger.records"},
+    "_context": set(),
+    "_middleware": {"_call"},
+    "ledger": DATA | {"ledger", "_outcome"},
+    "middleware": DATA | {"ledger.records"},
+    "stores": BASE | {"stores", "ledger.records", "ledger.store"},
+    "_endings": {"exceptions", "ledger.transitions"},
+    "_rollback": DATA | {"ledger"},
+    "_saga": DATA | {"ledger", "_endings", "_rollback"},
+    "_engine": DATA | {"ledger", "middleware"},
+    "_run": DATA | {"ledger", "_endings", "_rollback", "_saga"},
+    "_views": {"ledger"},
+    "_adapters": {"exceptions"},
+    "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_adapters", "_views"},
+    "adapters": {"_adapters", "_guard", "_tool", "policy"},
+    "telemetry": {"exceptions", "semconv", "telemetry", "_home"},
+    "index": {"exceptions", "semconv", "index"},
+    "cli": None,  # whatever it shows
+    "__main__": {"cli"},
+    "": {"cli"},
+}
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def _imports(path: Path) -> set[str]:
+    """The modules of ours that a file imports when it runs; those for type checkers only do not count."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "sagaspan":
+            module = (node.module or "").removeprefix("sagaspan").removeprefix(".")
+            submodules = {f"{module}.{name.name}".lstrip(".") for name in node.names}
+            found |= submodules & KNOWN or {module}
+        elif isinstance(node, ast.Import):
+            found |= {name.name.removeprefix("sagaspan.") for name in node.names if name.name.startswith("sagaspan")}
+    return found
+
+
+KNOWN = {name for name, _ in _modules()}
+
+
+@pytest.mark.parametrize(("module", "path"), list(_modules()), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_module_imports_only_from_the_rooms_below_it(module: str, path: Path) -> None:
+    """Layers know nothing of each other, and nobody imports the command line or an adapter."""
+    allowed = ALLOWED[module.partition(".")[0]]
+    if allowed is None:
+        return
+    for imported in _imports(path):
+        room = imported.partition(".")[0]
+        assert imported in allowed or room in allowed, f"{module or 'sagaspan'} imports {imported}"
+
+
+def test_layers_of_the_onion_do_not_know_each_other() -> None:
+    """A layer imports no other layer."""
+    for path in (SOURCE / "middleware").glob("*.py"):
+        assert not any(imported.startswith("middleware.") for imported in _imports(path)), path.name
+
+
+def test_adapters_import_only_public_names() -> None:
+    """An adapter builds on what everybody else's adapter could build on."""
+    for path in ADAPTERS.rglob("*.py"):
+        private = [name for name in _imports(path) if any(part.startswith("_") for part in name.split("."))]
+        assert not private, f"{path.name} imports {private}"
