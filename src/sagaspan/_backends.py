@@ -14,8 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
@@ -108,10 +107,9 @@ class AsyncioBackend:
             # Shielded: cancelling us does not stop the thread, and its late result is evidence.
             await asyncio.wait_for(asyncio.shield(future), timeout)
         except TimeoutError as error:
-            if thread.done():
-                return thread.result()
-            thread.add_done_callback(late)
-            raise BodyTimeout from error
+            if not thread.done():
+                thread.add_done_callback(late)
+                raise BodyTimeout from error
         except asyncio.CancelledError:
             thread.add_done_callback(late)
             raise
@@ -185,12 +183,14 @@ def _fulfil(future: Future[Any], context: contextvars.Context, body: Body) -> No
 
 def _wait(future: Future[Any], timeout: float | None, late: LateResult) -> Any:
     try:
-        return future.result(timeout)
-    except FutureTimeout as error:
-        if future.done():  # the body itself raised a TimeoutError
-            raise
+        wait([future], timeout)
+    except BaseException:  # interrupted: the body goes on, and its late result is evidence
         future.add_done_callback(late)
-        raise BodyTimeout from error
+        raise
+    if not future.done():
+        future.add_done_callback(late)
+        raise BodyTimeout
+    return future.result()
 
 
 def _bridge(thread: Future[Any]) -> asyncio.Future[None]:

@@ -12,7 +12,7 @@ from sagaspan._backends import Backend, Finished
 from sagaspan._compensation import Compensation
 from sagaspan._tool import Tool
 from sagaspan.keys import CallKey, idempotency_headers
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord
+from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +48,7 @@ class Call:
     resumed: bool = False
     replaying: bool = False
     occurrence: int = 0
+    phase: Phase = Phase.FORWARD
     backend: Backend
     tool_call_id: str | None = None
     agent: str | None = None

@@ -51,6 +51,10 @@ def compensation_of(
     parameter of the call.
     """
     name = name or name_of(function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{where}: the compensation {name!r} is a generator, which runs nothing when it is called"
+        )
     declared, takes_all = _declared(function, parameters, where=where, name=name)
     clash = sorted(declared & set(parameters) & set(RESERVED))
     if clash:

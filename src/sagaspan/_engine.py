@@ -20,9 +20,9 @@ from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation, compensation_of
 from sagaspan._context import current_call, current_run
 from sagaspan._middleware import Middleware, compose
-from sagaspan._spans import tracer_of
+from sagaspan._spans import error_message, tracer_of
 from sagaspan._tool import Tool
-from sagaspan.exceptions import ConfigurationError, PolicyDenied
+from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied
 from sagaspan.keys import (
     BUSINESS_SCOPE,
     CallKey,
@@ -34,7 +34,7 @@ from sagaspan.keys import (
 )
 from sagaspan.ledger import transitions
 from sagaspan.ledger.ledger import Ledger
-from sagaspan.ledger.records import CallRecord, RunRecord, RunState
+from sagaspan.ledger.records import CallRecord, Phase, RunRecord, RunState
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.middleware.replay import ReplayMiddleware
@@ -129,7 +129,10 @@ class Engine:
     def find_compensation(self, call: CallRecord) -> Compensation | None:
         """The compensation registered for a recorded call, or None."""
         if self._unresolved:
-            self._resolve_names()
+            try:
+                self._resolve_names()
+            except ConfigurationError as error:  # of another tool: what can be undone still is
+                _log.warning("%s", error)
         return self._compensations.get((call.tool, call.compensate or ""))
 
     def _resolve_names(self) -> None:
@@ -175,6 +178,9 @@ class Engine:
 
     def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
         """The run that a call made here belongs to; None is the session. Raises ``RunClosed``, ``PolicyDenied``."""
+        parent = current_call.get()
+        if parent is not None and parent.phase is Phase.COMPENSATION:
+            return None  # a step of undoing is no step of any run: nothing would ever have to undo it
         run = current_run.get()
         if run is not None and run.engine is self:
             run.check_open(tool, backend)
@@ -257,11 +263,11 @@ class Engine:
             return result.value
         if run is not None:
             run.saw(result)
-        if isinstance(error, Exception) and not isinstance(error, tool.suspends):
+        if isinstance(error, Exception) and not isinstance(error, (ApprovalPending, *tool.suspends)):
             if tool.policy.critical is False:
                 return {
                     "status": str(result.state),
-                    "error": f"{type(error).__name__}: {error}",
+                    "error": f"{type(error).__name__}: {error_message(error) or ''}",
                     "call": result.record.id,
                 }
             if tool.policy.critical and run is not None:
@@ -332,7 +338,11 @@ def _business_key(tool: Tool, arguments: Mapping[str, Any]) -> str:
         value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
     if value is None or value == "":
         raise ConfigurationError(f"tool {tool.name!r} did not run: its key came out empty; it must name the operation")
-    return value if isinstance(value, str) else canonical(codecs.to_json(value)).decode()
+    try:
+        plain = codecs.to_json(value, "its key")
+    except codecs.Unencodable as problem:
+        raise ConfigurationError(f"tool {tool.name!r} did not run: {problem}; let it be a string") from problem
+    return plain if isinstance(plain, str) else canonical(plain).decode()
 
 
 def _same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

@@ -26,7 +26,7 @@ from sagaspan._tool import MARK, Tool, tool_of
 from sagaspan._views import Calls, Runs
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import fingerprint
-from sagaspan.ledger.records import RunRecord, RunState
+from sagaspan.ledger.records import RunInfo, RunRecord, RunState, run_info
 from sagaspan.policy import Policies, Policy, PolicyBook, load_policies
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
@@ -231,6 +231,10 @@ class Guard:
         """The run in force here, or None."""
         run = current_run.get()
         return run if run is not None and run.engine is self._engine else None
+
+    def turns_of(self, thread: str) -> list[RunInfo]:
+        """The latest runs ``THREAD/n`` of a conversation, the highest n first (for adapters)."""
+        return [run_info(record) for record in self._store.turns_of(self._engine.namespace, thread)]
 
     def current_call(self) -> Call | None:
         """The call whose body is running here, or None; it has ``idempotency_key`` and ``idempotency_headers``."""

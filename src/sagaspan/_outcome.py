@@ -21,7 +21,7 @@ _CONNECT_TIMEOUTS: Final = frozenset({"ConnectTimeout", "ConnectTimeoutError", "
 _CONNECT_FAILURES: Final = frozenset({"NewConnectionError", "NameResolutionError", "ClientConnectorError"})
 _CLIENTS: Final = frozenset({"httpx", "httpcore", "requests", "urllib3", "aiohttp", "botocore"})
 _STATUS_NAMES: Final = ("status_code", "http_status", "status")
-_LOST: Final = (TimeoutError, ConnectionError, AssertionError)
+_LOST: Final = (TimeoutError, ConnectionError)
 _RAISE: Final = dis.opmap["RAISE_VARARGS"]
 _MAX_CHAIN: Final = 50
 
@@ -32,25 +32,27 @@ def outcome_of(error: BaseException, policy: Policy, module: str, handling: Base
     ``handling`` is the exception that was being handled when the body started. A function in ``error_means`` that
     raises or answers something else counts as ``unknown``.
     """
-    if isinstance(policy.error_means, str):
-        return policy.error_means
-    if policy.error_means is not None:
-        return _asked(policy.error_means, error)
-    if not isinstance(error, Exception):  # cancelled or interrupted in the middle
-        return "unknown"
-    chain = list(_chain(error, handling))
-    proofs: tuple[type[BaseException], ...] = (NotApplied, *policy.not_applied)
-    if isinstance(error, proofs) or any(_never_sent(link) or _refused(link) for link in chain):
-        return "failed"
-    return "failed" if len(chain) == 1 and _raised_by(module, error) else "unknown"
-
-
-def _asked(function: Any, error: BaseException) -> Outcome:
     try:
-        answer = function(error)
-    except Exception:  # noqa: BLE001 - a classifier that breaks proves nothing
+        return "failed" if _proves_nothing_happened(error, policy, module, handling) else "unknown"
+    except Exception:  # noqa: BLE001 - a classifier or an error's own property that breaks proves nothing
         return "unknown"
-    return "failed" if answer == "failed" else "unknown"
+
+
+def _proves_nothing_happened(error: BaseException, policy: Policy, module: str, handling: BaseException | None) -> bool:
+    if policy.error_means is not None:
+        means = policy.error_means
+        return (means if isinstance(means, str) else means(error)) == "failed"
+    if not isinstance(error, Exception):  # cancelled or interrupted in the middle
+        return False
+    if isinstance(error, (NotApplied, *policy.not_applied)):
+        return True
+    chain = list(_chain(error, handling))
+    for link in chain:  # the outermost that says anything decides: what came before it may be of another request
+        if _never_sent(link) or _refused(link):
+            return True
+        if _in_doubt(link):
+            return False
+    return len(chain) == 1 and _raised_by(module, error)
 
 
 def _chain(error: BaseException, handling: BaseException | None) -> Iterator[BaseException]:
@@ -60,7 +62,7 @@ def _chain(error: BaseException, handling: BaseException | None) -> Iterator[Bas
         if link is None or link is handling:
             return
         yield link
-        link = link.__cause__ or link.__context__
+        link = link.__context__ if link.__cause__ is None else link.__cause__
 
 
 def _never_sent(error: BaseException) -> bool:
@@ -78,6 +80,15 @@ def _refused(error: BaseException) -> bool:
     return status is not None and 400 <= status < 500 and status not in _UNSURE_STATUS
 
 
+def _in_doubt(error: BaseException) -> bool:
+    """Whether the error itself says that a request was sent and nobody knows what became of it."""
+    return isinstance(error, _LOST) or _unsure(_status(error))
+
+
+def _unsure(status: int | None) -> bool:
+    return status is not None and (status >= 500 or status in _UNSURE_STATUS)
+
+
 def _status(thing: object) -> int | None:
     """The HTTP status of an error or response, found by duck typing as httpx, requests, Stripe and boto keep it."""
     for name in _STATUS_NAMES:
@@ -93,7 +104,8 @@ def _status(thing: object) -> int | None:
 
 
 def _raised_by(module: str, error: BaseException) -> bool:
-    if isinstance(error, _LOST):
+    # A group stands for several errors, and none of them left a statement of the tool's own.
+    if isinstance(error, (AssertionError, BaseExceptionGroup)):
         return False
     package = module.partition(".")[0]
     last = _last(error.__traceback__)
@@ -113,10 +125,9 @@ def _holds_unsure_response(frame: FrameType) -> bool:
     """Whether a local of the tool's frame is a response that leaves it open whether the effect happened."""
     for value in list(frame.f_locals.values()):
         try:
-            status = _status(value)
+            if _unsure(_status(value)):
+                return True
         except Exception:  # noqa: BLE001 - a property of somebody's object; what cannot be read proves nothing
-            return True
-        if status is not None and (status >= 500 or status in _UNSURE_STATUS):
             return True
     return False
 

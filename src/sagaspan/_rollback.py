@@ -212,7 +212,7 @@ class Rollback:
         }
         links = spans.link_to(step.traceparent, semconv.LINK_COMPENSATES)
         return spans.start(
-            self._tracer, f"execute_tool {compensation.name}", attributes, parent=self._parent, links=links
+            self._tracer, semconv.SPAN_TOOL.format(tool=compensation.name), attributes, parent=self._parent, links=links
         )
 
     def _call(self, step: CallRecord, compensation: Compensation, span: Span) -> Call:
@@ -237,6 +237,7 @@ class Rollback:
             generation=0,
             idempotency_key=key,
             run=replace(self._run, id=step.run_id),
+            phase=Phase.COMPENSATION,
             backend=self._backend,
             span=span,
             tracer=self._tracer,

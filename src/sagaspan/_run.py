@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
@@ -159,6 +159,16 @@ class Run:
         """Leaving the block pauses the run instead of completing it: nothing is undone, the same id goes on."""
         self._paused = True
 
+    def go_on(self) -> None:
+        """The agent that was paused in this block goes on in it (for adapters)."""
+        self._paused = False
+
+    def answered_elsewhere(self, tool_call_ids: Collection[str]) -> None:
+        """Recorded calls that the framework's own checkpoint answers: an equal call is the next one (for adapters)."""
+        for call in self.engine.store.calls_of(self.record.namespace, self.record.id):
+            if call.tool_call_id in tool_call_ids:
+                self.occurrence(call.tool, call.fingerprint)
+
     # -- what the engine asks ----------------------------------------------------------------------------------
 
     def check_open(self, tool: Tool, backend: Backend) -> None:
@@ -220,7 +230,7 @@ class Run:
     async def _enter(self, backend: Backend) -> None:
         if self._entered:
             raise ConfigurationError(f"the run {self.id!r} is entered already; make a new one with guard.run(...)")
-        span = spans.start(self.engine.tracer, f"sagaspan {self.name}", _opening(self.record))
+        span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), _opening(self.record))
         wanted = replace(self.record, traceparent=spans.traceparent_of(span))
         try:
             entered = await saga.enter(self.engine, wanted, wait=self._wait, reopen=self._reopen, backend=backend)

@@ -144,9 +144,9 @@ async def leave(
     detail = {"reason": ending.reason, "error": error}
     if ending.event is RunEvent.COMPLETE:
         detail["output"] = output
-    compensating = ending.event is RunEvent.COMPENSATE
-    run = await _move(engine, run, ending.event, backend, synced=compensating, **detail)
-    if not compensating:
+    # Synced, however it ends: the settles of the last calls become durable with it.
+    run = await _move(engine, run, ending.event, backend, synced=True, **detail)
+    if ending.event is not RunEvent.COMPENSATE:
         return run, None
     return await roll_back(engine, run, backend=backend, span=span)
 

@@ -92,11 +92,13 @@ def end(span: Span, attributes: Mapping[str, AttributeValue], error: BaseExcepti
     """End ``span`` with ``attributes``, and as an error if there is one."""
     if not span.is_recording():
         return
-    span.set_attributes(attributes)
-    if error is not None:
-        span.set_attribute(semconv.ERROR_TYPE, error_type(error))
-        span.set_status(StatusCode.ERROR, str(error)[:_MAX_CONTENT] if captures_content() else None)
-    span.end()
+    try:
+        span.set_attributes(attributes)
+        if error is not None:
+            span.set_attribute(semconv.ERROR_TYPE, error_type(error))
+            span.set_status(StatusCode.ERROR, content(error_message(error) or "") if captures_content() else None)
+    finally:
+        span.end()
 
 
 @harmless(None)
@@ -126,6 +128,15 @@ def error_type(error: BaseException) -> str:
         named = next(base for base in kind.__mro__ if base.__module__ == SagaspanError.__module__)
         return re.sub(r"(?<!^)(?=[A-Z])", "_", named.__name__).lower()
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def error_message(error: BaseException) -> str | None:
+    """What an exception says, as text that can be stored; None if it says nothing, or breaks when it is asked."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - somebody's __str__ must not hide the error itself
+        return None
+    return text.encode("utf-8", "backslashreplace").decode() or None
 
 
 def captures_content() -> bool:

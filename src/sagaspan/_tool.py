@@ -50,14 +50,21 @@ class Tool:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments by name with defaults, apart from the context ones; raises ``TypeError`` as the function would."""
-        bind = self.signature.bind_partial if self.context & INJECTED else self.signature.bind
-        bound = bind(*args, **kwargs)
+        bound = self.signature.bind(*args, **self._injected(args, kwargs), **kwargs)
         bound.apply_defaults()
         arguments: dict[str, Any] = {}
         context: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             (context if name in self.context else arguments)[name] = value
         return arguments, context
+
+    def _injected(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, None]:
+        """Stand-ins for the parameters the guard fills, so that those the caller forgot are still noticed."""
+        names = self.context & INJECTED
+        if not names:
+            return {}
+        given = self.signature.bind_partial(*args, **kwargs).arguments
+        return {name: None for name in names if name not in given}
 
     def invoke(self, arguments: Mapping[str, Any]) -> Any:
         """Call the unguarded function with bound arguments (an awaitable if it is async)."""

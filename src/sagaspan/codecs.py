@@ -1,7 +1,7 @@
 """Values to JSON text and back, without pickle and without importing anything by a stored name.
 
 Plain JSON goes as it is. A closed list of types beyond it travels as ``{"$type": ..., "value": ...}``: datetime, date,
-time, timedelta, Decimal, bytes, UUID, set, frozenset, tuple, integers beyond 2^53, NaN and infinities, and mappings
+time, timedelta, Decimal, bytes, UUID, set, frozenset, tuple, integers of 2^53 and beyond, NaN and infinities, and mappings
 with keys that are not strings. An Enum is stored as its value, a dataclass or pydantic model as its data: they come
 back as plain values. Anything else cannot be encoded (``Unencodable``); the caller decides what that means.
 """
@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any, Final
 
 TAG: Final = "$type"
-MAX_SAFE_INTEGER: Final = 2**53
+MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 100
 
 
@@ -32,6 +32,12 @@ class Unencodable(ValueError):
         super().__init__(f"{path or 'the value'} is a {kind}, which cannot be recorded")
         self.path = path
         self.kind = kind
+
+
+class Unrecorded(str):
+    """What stands for a recorded value that had no encoding."""
+
+    __slots__ = ()
 
 
 def encode(value: Any) -> str:
@@ -54,8 +60,18 @@ def unrecorded(problem: Unencodable) -> dict[str, str]:
     return _tagged("unrecorded", problem.kind)
 
 
-def to_json(value: Any, path: str = "", depth: int = 0) -> Any:
-    """``value`` as plain JSON data with tags; raises ``Unencodable``."""
+def to_json(value: Any, path: str = "") -> Any:
+    """``value`` as plain JSON data with tags; raises ``Unencodable``, and nothing else."""
+    try:
+        return _to_json(value, path, 0)
+    except Unencodable:
+        raise
+    except Exception as error:  # somebody's mapping or property, or an integer too long to print
+        kind = f"{type(value).__qualname__} that cannot be read ({type(error).__name__})"
+        raise Unencodable(path, kind) from error
+
+
+def _to_json(value: Any, path: str, depth: int) -> Any:
     kind = type(value)
     if kind is str:
         return _text(value, path)
@@ -83,18 +99,19 @@ def _compound(value: Any, path: str, depth: int) -> Any:
 
 def _container(value: Any, path: str, depth: int) -> Any:
     if isinstance(value, Enum):
-        return to_json(value.value, path, depth + 1)
+        return _to_json(value.value, path, depth + 1)
     if isinstance(value, tuple):
         return _tagged("tuple", _items(value, path, depth))
     if isinstance(value, set | frozenset):
         name = "set" if isinstance(value, set) else "frozenset"
         # Sorted: the same set must have the same fingerprint in every process.
-        return _tagged(name, sorted(_items(list(value), path, depth), key=_sort_key))
+        items = [_hashable(item, path) for item in _items(list(value), path, depth)]
+        return _tagged(name, sorted(items, key=_sort_key))
     if _is_model(value):
-        return to_json(dict(value), path, depth + 1)
+        return _to_json(dict(value), path, depth + 1)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return to_json(fields, path, depth + 1)
+        return _to_json(fields, path, depth + 1)
     return _subclass_of_plain(value, path, depth)
 
 
@@ -108,24 +125,35 @@ def _subclass_of_plain(value: Any, path: str, depth: int) -> Any:
     plain: tuple[Callable[[Any], Any], ...] = (str, int, float, list)
     for kind in plain:
         if isinstance(value, kind):  # type: ignore[arg-type] # types, called as the functions they are
-            return to_json(kind(value), path, depth + 1)
+            return _to_json(kind(value), path, depth + 1)
     raise Unencodable(path, type(value).__qualname__)
 
 
 def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> Any:
     if all(type(key) is str for key in value) and TAG not in value:
         return {
-            _text(key, path): to_json(item, f"{path}.{key}" if path else key, depth + 1) for key, item in value.items()
+            _text(key, path): _to_json(item, f"{path}.{key}" if path else key, depth + 1) for key, item in value.items()
         }
     pairs = [
-        [to_json(key, f"{path} (key)", depth + 1), to_json(item, f"{path}[{key!r}]", depth + 1)]
+        [_hashable(_to_json(key, path, depth + 1), path), _to_json(item, f"{path}[{key!r}]", depth + 1)]
         for key, item in value.items()
     ]
     return _tagged("dict", sorted(pairs, key=_sort_key))
 
 
 def _items(value: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
-    return [to_json(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+    return [_to_json(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+
+
+def _hashable(data: Any, path: str) -> Any:
+    """``data`` if it comes back as something a set or a mapping can hold (a frozen dataclass comes back as a dict)."""
+    tag = data.get(TAG) if isinstance(data, dict) else None
+    if tag == "tuple":
+        for item in data["value"]:
+            _hashable(item, path)
+    elif isinstance(data, dict) and tag in (None, "dict"):
+        raise Unencodable(path, "set or mapping of records")
+    return data
 
 
 def _text(value: str, path: str) -> str:
@@ -172,7 +200,7 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "set": lambda items: {_from_json(item) for item in items},
     "frozenset": lambda items: frozenset(_from_json(item) for item in items),
     "tuple": lambda items: tuple(_from_json(item) for item in items),
-    "unrecorded": lambda kind: f"<{kind}, not recorded>",
+    "unrecorded": lambda kind: Unrecorded(f"<{kind}, not recorded>"),
     "dict": lambda pairs: {_from_json(key): _from_json(item) for key, item in pairs},
 }
 

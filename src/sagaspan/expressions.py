@@ -7,10 +7,14 @@ import, so it is imported with the first expression.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sagaspan.exceptions import ConfigurationError
+
+
+_MACRO: Final = re.compile(r"\.(?:all|exists|exists_one|map|filter)\(\s*([A-Za-z_]\w*)\s*,")
 
 
 class Expression:
@@ -26,7 +30,8 @@ class Expression:
             raise ConfigurationError(f"{where}: {source!r} is not valid CEL: {reason}") from error
         self.source = source
         self.where = where
-        self.variables: frozenset[str] = frozenset(self._program.references()["variables"])
+        # A macro binds a variable of its own, which is listed too: xs.all(x, x > 0).
+        self.variables = frozenset(self._program.references()["variables"]) - set(_MACRO.findall(source))
 
     def check(self, names: Collection[str]) -> None:
         """Refuse variables that are not among ``names``; raises ``ConfigurationError`` with the nearest ones."""

@@ -54,7 +54,7 @@ def fingerprint(data: Any) -> str:
 
 def run_scope(run_id: str, generation: int) -> str:
     """The scope of a run's content keys; a reopened run starts a new one."""
-    return f"run:{run_id}" if generation == 0 else f"run:{run_id}#{generation}"
+    return f"run:{run_id}" if generation == 0 else f"run#{generation}:{run_id}"
 
 
 def idempotency_key(namespace: str, scope: str, tool: str, key: str, generation: int) -> str:

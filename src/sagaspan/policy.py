@@ -51,7 +51,10 @@ class Retry(_Declared):
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
         """Seconds to wait after failed attempt number ``attempt`` (1 is the first); full jitter over ``random()``."""
-        longest = min(self.max_delay, self.initial_delay * self.backoff_factor ** (attempt - 1))
+        try:
+            longest = min(self.max_delay, self.initial_delay * self.backoff_factor ** (attempt - 1))
+        except OverflowError:
+            longest = self.max_delay
         return longest * random() if self.jitter else longest
 
 
@@ -87,7 +90,7 @@ class Policy(_Declared):
     key: str | Callable[..., Any] | None = None
     repeat: Repeat | None = None
     retry: Annotated[Retry | None, BeforeValidator(_as_retry)] = None
-    timeout: Annotated[Seconds | None, Field(strict=False)] = None
+    timeout: Seconds | None = None
     error_means: Outcome | Callable[[BaseException], Outcome] | None = None
     not_applied: tuple[type[BaseException], ...] = ()
     critical: bool | None = None

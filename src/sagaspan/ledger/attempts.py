@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 import time
@@ -18,7 +19,7 @@ from sagaspan._call import Call
 from sagaspan._context import call_in_force
 from sagaspan._outcome import outcome_of
 from sagaspan._tool import INJECTED
-from sagaspan.exceptions import ApprovalPending, ToolTimeout
+from sagaspan.exceptions import ApprovalPending, ConfigurationError, ToolTimeout
 from sagaspan.ledger.records import CallState
 from sagaspan.policy import Policy, Retry
 
@@ -76,7 +77,20 @@ async def _attempt(call: Call, late: Late) -> Ended:
         if isinstance(error, (ApprovalPending, *call.tool.suspends)):
             return Ended(state=CallState.FAILED, error=error, suspended=True)
         return Ended(state=CallState(outcome_of(error, policy, call.tool.module, handling)), error=error)
+    if inspect.isawaitable(value):
+        return _never_awaited(call, value)
     return Ended(state=CallState.DONE, value=value)
+
+
+def _never_awaited(call: Call, value: Any) -> Ended:
+    """A body that returns an awaitable has not done its work: that would come after its claim was settled."""
+    unstarted = inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED
+    if unstarted:
+        value.close()
+    error = ConfigurationError(
+        f"{call.tool.name!r} is not async but returned an awaitable; declare it with async def, so that its end is known"
+    )
+    return Ended(state=CallState.FAILED if unstarted else CallState.UNKNOWN, error=error)
 
 
 def _body(call: Call) -> Callable[[], Any]:
@@ -111,7 +125,7 @@ def _filled(call: Call) -> dict[str, Any]:
 
 def _may_repeat(ended: Ended, policy: Policy, retry: Retry) -> bool:
     error = ended.error
-    if ended.suspended or not isinstance(error, Exception):
+    if ended.suspended or not isinstance(error, Exception) or isinstance(error, ConfigurationError):
         return False
     if retry.on:
         return isinstance(error, retry.on)

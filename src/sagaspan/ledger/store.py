@@ -66,6 +66,9 @@ class Store(Protocol):
     def children_of(self, namespace: str, run_id: str) -> list[RunRecord]:
         """The runs nested directly in a run."""
 
+    def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
+        """The runs ``THREAD/n`` of a conversation, the highest n first."""
+
     def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
         """Runs of every namespace, newest first."""
 

@@ -26,7 +26,7 @@ class TelemetryMiddleware:
         self._tracer = tracer
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        span = spans.start(self._tracer, f"execute_tool {call.tool.name}", _opening(call))
+        span = spans.start(self._tracer, semconv.SPAN_TOOL.format(tool=call.tool.name), _opening(call))
         call = replace(call, span=span, tracer=self._tracer)
         try:
             result = await call_next(call)

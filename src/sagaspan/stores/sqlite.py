@@ -117,6 +117,12 @@ class SqliteStore:
         """The runs nested directly in a run."""
         return self._runs("namespace = ? and parent_id = ? order by created_us", (namespace, run_id))
 
+    def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
+        """The runs ``THREAD/n`` of a conversation, the highest n first."""
+        prefix = _glob(f"{thread}/").removesuffix("*")
+        where = "namespace = ? and id glob ? and id not glob ? order by length(id) desc, id desc limit ?"
+        return self._runs(where, (namespace, f"{prefix}[0-9]*", f"{prefix}*[^0-9]*", limit))
+
     def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
         """Runs of every namespace, newest first."""
         where = f"state in ({_marks(states)})" if states else "true"

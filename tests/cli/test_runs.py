@@ -1,0 +1,76 @@
+"""``sagaspan runs``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Sagaspan
+
+
+@pytest.mark.usefixtures("day")
+class TestRuns:
+    """Over a day's work."""
+
+    def test_list_shows_the_newest_first(self, sagaspan: Sagaspan) -> None:
+        """A table for people, with state and reason in the library's own words."""
+        answer = sagaspan("runs", "list")
+        assert answer.code == 0
+        lines = answer.out.splitlines()
+        assert [line.split()[0] for line in lines[1:]] == ["stuck-1", "lost-1", "paid-1"]
+        assert "partially_compensated" in lines[1]
+        assert "compensated" in lines[2]
+        assert "error" in lines[2]
+
+    def test_json_is_taken_before_and_after_the_verb(self, sagaspan: Sagaspan) -> None:
+        """A machine need not know where an option goes."""
+        before, after = sagaspan("--json", "runs", "list"), sagaspan("runs", "list", "--json")
+        assert before.json == after.json
+        assert [run["status"] for run in before.json] == ["partially_compensated", "compensated", "completed"]
+
+    def test_list_can_be_narrowed(self, sagaspan: Sagaspan) -> None:
+        """By state, count and offset."""
+        assert [run["id"] for run in sagaspan("runs", "list", "-s", "completed", "--json").json] == ["paid-1"]
+        assert [run["id"] for run in sagaspan("runs", "list", "-n", "1", "--offset", "1", "--json").json] == ["lost-1"]
+
+    def test_show_has_the_calls_and_what_undid_them(self, sagaspan: Sagaspan) -> None:
+        """A unique prefix is enough, and the compensation names the call it undoes."""
+        answer = sagaspan("runs", "show", "lost")
+        assert answer.code == 0
+        assert "run lost-1  compensated" in answer.out
+        assert "cancel undoes #1" in answer.out
+        calls = sagaspan("runs", "show", "lost", "--json").json["calls"]
+        assert [(call["tool"], call["state"], call["phase"]) for call in calls] == [
+            ("book", "compensated", "forward"),
+            ("cancel", "done", "compensation"),
+        ]
+        assert calls[1]["compensates"] == calls[0]["id"]
+
+    def test_an_unknown_run_is_not_found(self, sagaspan: Sagaspan) -> None:
+        """Exit code 3 and one sentence with what to do."""
+        answer = sagaspan("runs", "show", "nothing")
+        assert answer.code == 3
+        assert "sagaspan runs list" in answer.err
+
+    def test_what_comes_from_outside_is_shown_not_obeyed(self, sagaspan: Sagaspan) -> None:
+        """Terminal escapes and bidirectional marks in a result reach no terminal."""
+        for answer in (sagaspan("runs", "show", "paid-1"), sagaspan("show", "paid-1")):
+            assert "\x1b[31m" not in answer.out
+            assert "\u202e" not in answer.out
+            assert "\\u001b" in answer.out
+
+
+def test_no_ledger_is_one_sentence_and_nothing_is_made(sagaspan: Sagaspan, home: object) -> None:
+    """Looking does not create what it looks for."""
+    answer = sagaspan("runs", "list")
+    assert answer.code == 1
+    assert answer.err.count("\n") == 1
+    assert "there is no ledger" in answer.err
+    assert not (home / "ledger.db").exists()
+    assert sagaspan("runs", "list", "--json").json["kind"] == "StoreUnavailable"
+
+
+def test_a_wrong_option_is_a_usage_error(sagaspan: Sagaspan) -> None:
+    """Exit code 2, as every program's."""
+    assert sagaspan("runs", "list", "--nonsense").code == 2
+    assert sagaspan("runs", "list", "-n", "0").code == 2
+    assert sagaspan("nonsense").code == 2
