@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAD: Final = 256  # bytes
-# A raw control character makes a line invalid JSON anyway. As 0xFF, which is in no UTF-8, it does so without
-# ending the line or the text for any reader on the way (NUL blocks are what a power cut leaves).
-_CONTROL: Final = bytes(0xFF if byte < 0x20 and byte not in b"\t\r\n" else byte for byte in range(256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +36,7 @@ class KnownFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """New whole lines of one file, cleaned; ``after`` is what ``files`` says once they are in. ``data`` is
+    """New whole lines of one file; ``after`` is what ``files`` says once they are in. ``data`` is
     empty for a line that is longer than a batch and was passed over."""
 
     before: KnownFile | None
@@ -98,7 +95,7 @@ def new_slices(path: Path, ledger: FileLedger, room: Callable[[], int], limit: i
                 path=path,
                 position=position,
                 first_line=line + 1,
-                data=data.translate(_CONTROL),
+                data=data,
             )
             known = after
 

@@ -7,15 +7,14 @@ commit. A line that cannot be read is recorded with its place and costs nothing 
 
 from __future__ import annotations
 
-import json
 import os
-from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
+from sagaspan.index.damage import damaged_lines, has_text, too_long
 from sagaspan.index.files import FileLedger, KnownFile, Slice, cut, new_slices, size_of, trace_files
 from sagaspan.index.rows import DamagedLine, SyncReport
 from sagaspan.index.sql import MAXIMUM_LINE, ingest_statement
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 BATCH_BYTES: Final = 128 * 1024 * 1024
 _STAGING: Final = ".staging"
-_REPORTED_PER_BATCH: Final = 1000  # a binary file that is called .jsonl must not fill the index with its lines
 _MACROS: Final = ("text", "map", "number", "nanoseconds")
 _COLUMNS: Final = tuple(column.name for column in fields(KnownFile))
 _RECALL: Final = f"select {', '.join(_COLUMNS)} from files"  # noqa: S608 - our own field names
@@ -139,12 +137,13 @@ def _leave_out(connection: DuckDBPyConnection, piece: Slice, error: str, totals:
 
 
 def _ingest(connection: DuckDBPyConnection, batch: _Batch, staging: Path, totals: _Totals) -> None:
-    damaged = _too_long(batch)
+    damaged = too_long(batch.slices)
     spans = found = 0
     if batch.size:
         # Before the transaction: inside one, the rows of a new table are not numbered from 0.
         first_rows = _stage(connection, batch, staging)
-        damaged += _damaged_lines(connection, batch, first_rows)
+        rows = [row for (row,) in connection.execute(ingest_statement("damaged")).fetchall()]
+        damaged += damaged_lines(rows, batch.slices, first_rows)
     with _transaction(connection):
         if batch.size:
             found, spans = _insert(connection)
@@ -201,12 +200,8 @@ def _first_rows(batch: _Batch, staged: int) -> list[int]:
     counts = [piece.data.count(b"\n") for piece in batch.slices]
     if sum(counts) != staged:
         # DuckDB passes over blank lines.
-        counts = [sum(1 for line in piece.data.split(b"\n") if _has_text(line)) for piece in batch.slices]
+        counts = [sum(1 for line in piece.data.split(b"\n") if has_text(line)) for piece in batch.slices]
     return [0, *accumulate(counts)][:-1]
-
-
-def _has_text(line: bytes) -> bool:
-    return bool(line.strip(b" \t\r"))
 
 
 def _insert(connection: DuckDBPyConnection) -> tuple[int, int]:
@@ -219,55 +214,6 @@ def _insert(connection: DuckDBPyConnection) -> tuple[int, int]:
     if connection.execute(ingest_statement("repeated"), before).fetchall()[0][0]:
         added -= connection.execute(ingest_statement("deduplicate"), before).fetchall()[0][0]
     return found, added
-
-
-def _damaged_lines(connection: DuckDBPyConnection, batch: _Batch, first_rows: list[int]) -> list[DamagedLine]:
-    rows = [row for (row,) in connection.execute(ingest_statement("damaged")).fetchall()]
-    if not rows:
-        return []
-    located = _locate(rows[:_REPORTED_PER_BATCH], batch, first_rows)
-    if len(rows) > _REPORTED_PER_BATCH:
-        last = located[-1]
-        reason = f"{len(rows) - _REPORTED_PER_BATCH} more damaged lines after this one are not listed"
-        located.append(DamagedLine(path=last.path, line=last.line, position=last.position, reason=reason))
-    return located
-
-
-def _locate(rows: list[int], batch: _Batch, first_rows: list[int]) -> list[DamagedLine]:
-    by_slice: dict[int, set[int]] = {}
-    for row in rows:
-        index = bisect_right(first_rows, row) - 1
-        by_slice.setdefault(index, set()).add(row - first_rows[index])
-    return [line for index, wanted in by_slice.items() for line in _lines_of(batch.slices[index], wanted)]
-
-
-def _lines_of(piece: Slice, wanted: set[int]) -> Iterator[DamagedLine]:
-    row, position = 0, piece.position
-    for number, line in enumerate(piece.data.split(b"\n"), piece.first_line):
-        if _has_text(line):
-            if row in wanted:
-                yield DamagedLine(path=piece.path, line=number, position=position, reason=_reason(line))
-            row += 1
-        position += len(line) + 1
-
-
-def _reason(line: bytes) -> str:
-    try:
-        json.loads(line)
-    except UnicodeDecodeError:
-        return "holds control characters or bytes that are not UTF-8; skipped, the other lines are in"
-    except (ValueError, RecursionError) as error:
-        return f"is not JSON ({error}), perhaps cut off by a crash; skipped, the other lines are in"
-    return "is no OTLP trace line (no list of resourceSpans); skipped, move other files out of this folder"
-
-
-def _too_long(batch: _Batch) -> list[DamagedLine]:
-    reason = "is longer than a batch and was skipped; the other lines are in"
-    return [
-        DamagedLine(path=piece.path, line=piece.first_line, position=piece.position, reason=reason)
-        for piece in batch.slices
-        if not piece.data
-    ]
 
 
 def _record(connection: DuckDBPyConnection, slices: list[Slice], damaged: list[DamagedLine]) -> None:

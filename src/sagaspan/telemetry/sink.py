@@ -145,11 +145,9 @@ class _TraceFile:
     def __init__(self, directory: Path, service: str) -> None:
         self.pid = os.getpid()
         self.path = directory / _file_name(service, self.pid)
-        try:
-            self.descriptor = os.open(self.path, _FLAGS, 0o600)
-        except FileNotFoundError:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.descriptor = os.open(self.path, _FLAGS, 0o600)
+        # One mkdir a process, and none on a span's way after the first.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.descriptor = os.open(self.path, _FLAGS, 0o600)
 
     def __del__(self) -> None:
         # AttributeError: never opened, or an interpreter that is going away.

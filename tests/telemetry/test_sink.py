@@ -1,0 +1,259 @@
+"""The sink: every sampled span that ended is a whole line on disk, and nothing of it reaches the traced
+program.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, StaticSampler
+
+from sagaspan.telemetry import JsonLinesSpanProcessor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "traces"
+
+
+@pytest.fixture
+def sink(traces: Path) -> Iterator[JsonLinesSpanProcessor]:
+    processor = JsonLinesSpanProcessor(traces)
+    yield processor
+    processor.shutdown()
+
+
+def provider_with(processor: JsonLinesSpanProcessor, **arguments: object) -> TracerProvider:
+    resource = Resource({"service.name": "my shop/1"})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False, **arguments)  # type: ignore[arg-type]
+    provider.add_span_processor(processor)
+    return provider
+
+
+def names(directory: Path) -> Counter[str]:
+    """The span names in every file; fails if any line is not whole JSON."""
+    found: Counter[str] = Counter()
+    for path in directory.glob("*.jsonl"):
+        text = path.read_bytes()
+        assert text.endswith(b"\n")
+        for line in text.splitlines():
+            found[json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"]] += 1
+    return found
+
+
+def test_a_span_is_on_disk_when_it_has_ended(sink: JsonLinesSpanProcessor, traces: Path) -> None:
+    """No flush and no shutdown is needed to read a span that ended."""
+    with provider_with(sink).get_tracer("t").start_as_current_span("pay"):
+        assert not traces.exists()
+    assert names(traces) == {"pay": 1}
+    assert sink.force_flush()
+
+
+def test_files_are_private_and_named(sink: JsonLinesSpanProcessor, traces: Path) -> None:
+    """The directory is 0700, the file 0600, and its name cannot leave the directory."""
+    provider_with(sink).get_tracer("t").start_span("pay").end()
+    (path,) = traces.iterdir()
+    assert re.fullmatch(rf"my_shop_1-\d{{8}}T\d{{6}}Z-{os.getpid()}-[0-9a-f]{{8}}\.jsonl", path.name)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(traces.stat().st_mode) == 0o700
+    assert sink.path == path
+
+
+def test_unsampled_spans_are_not_written(sink: JsonLinesSpanProcessor, traces: Path) -> None:
+    """What the sampler drops leaves no file, nor does what it only records."""
+
+    class RecordOnly(StaticSampler):
+        def __init__(self) -> None:
+            super().__init__(Decision.RECORD_ONLY)
+
+    for sampler in (ALWAYS_OFF, RecordOnly()):
+        provider_with(sink, sampler=sampler).get_tracer("t").start_span("pay").end()
+    assert not traces.exists()
+    assert sink.dropped == 0
+
+
+def test_a_file_emptied_by_log_rotation_goes_on_without_a_hole(sink: JsonLinesSpanProcessor, traces: Path) -> None:
+    """Every line goes to the end of the file, wherever that is now."""
+    tracer = provider_with(sink).get_tracer("t")
+    tracer.start_span("before").end()
+    os.truncate(next(traces.iterdir()), 0)
+    tracer.start_span("after").end()
+    assert names(traces) == {"after": 1}
+
+
+def test_threads_share_one_file_without_tearing_lines(sink: JsonLinesSpanProcessor, traces: Path) -> None:
+    """Eight threads that begin at once write one file in which every line is whole."""
+    tracer = provider_with(sink).get_tracer("t")
+    barrier = threading.Barrier(8)
+
+    def work(name: str) -> None:
+        barrier.wait()
+        for _ in range(250):
+            tracer.start_span(name, attributes={"text": "x" * 500}).end()
+
+    threads = [threading.Thread(target=work, args=(f"t{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names(traces) == {f"t{number}": 250 for number in range(8)}
+    assert len(list(traces.iterdir())) == 1
+
+
+def test_a_forked_child_writes_its_own_file(sink: JsonLinesSpanProcessor, traces: Path) -> None:
+    """After a fork parent and child write side by side, each under its own process id, and nothing doubles."""
+    tracer = provider_with(sink).get_tracer("t")
+    tracer.start_span("before").end()
+    child = os.fork()
+    if child == 0:
+        tracer.start_span("child").end()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    tracer.start_span("parent").end()
+    assert names(traces) == {"before": 1, "child": 1, "parent": 1}
+    assert {path.name.split("-")[2] for path in traces.iterdir()} == {str(os.getpid()), str(child)}
+
+
+_WRITER = """
+import sys
+from opentelemetry.sdk.trace import TracerProvider
+from sagaspan.telemetry import JsonLinesSpanProcessor
+provider = TracerProvider()
+provider.add_span_processor(JsonLinesSpanProcessor(sys.argv[1]))
+tracer = provider.get_tracer("t")
+number = 0
+while True:
+    tracer.start_span(f"span-{number}").end()
+    sys.stdout.write(f"{number}\\n")
+    sys.stdout.flush()
+    number += 1
+"""
+
+
+def test_kill_9_loses_no_span_that_ended(traces: Path) -> None:
+    """Every span a killed process said it had ended is in the file, whole."""
+    command = [sys.executable, "-c", _WRITER, str(traces)]
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        for _ in range(500):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        last = 499 + len(process.stdout.read().splitlines())
+    written = names(traces)
+    assert all(written[f"span-{number}"] == 1 for number in range(last))
+
+
+def _write_many(directory: str, name: str) -> None:
+    tracer = provider_with(JsonLinesSpanProcessor(directory)).get_tracer("t")
+    for _ in range(300):
+        tracer.start_span(name).end()
+
+
+def test_processes_write_side_by_side(traces: Path) -> None:
+    """Three processes in one directory lose and mix nothing."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_write_many, args=(str(traces), f"p{number}")) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert names(traces) == {f"p{number}": 300 for number in range(3)}
+    assert len(list(traces.iterdir())) == 3
+
+
+def test_an_unwritable_directory_is_counted_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The traced program goes on; the loss is counted exactly and logged once, with the place and the remedy."""
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    sink = JsonLinesSpanProcessor(blocked / "traces")
+    tracer = provider_with(sink).get_tracer("t")
+    with caplog.at_level(logging.WARNING, logger="sagaspan"):
+        threads = [threading.Thread(target=lambda: [tracer.start_span("x").end() for _ in range(50)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sink.dropped == 200
+    (record,) = caplog.records
+    assert str(blocked) in record.getMessage()
+    assert "writable" in record.getMessage()
+
+
+def test_a_value_that_cannot_be_encoded_does_not_raise(sink: JsonLinesSpanProcessor, traces: Path) -> None:
+    """A hostile value is written as its type name; the span is not lost."""
+
+    class Hostile:
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    span = provider_with(sink).get_tracer("t").start_span("x")
+    span._attributes._dict["bad"] = Hostile()  # type: ignore[attr-defined]
+    span.end()
+    assert names(traces) == {"x": 1}
+    assert "<Hostile>" in next(traces.iterdir()).read_text()
+
+
+def test_spans_after_shutdown_are_dropped_and_counted(sink: JsonLinesSpanProcessor, traces: Path) -> None:
+    """A span that ends after shutdown is counted, and the descriptor is closed."""
+    tracer = provider_with(sink).get_tracer("t")
+    tracer.start_span("before").end()
+    (path,) = traces.iterdir()
+    sink.shutdown()
+    tracer.start_span("after").end()
+    sink.shutdown()
+    assert names(traces) == {"before": 1}
+    assert sink.dropped == 1
+    assert str(path) not in {str(link.resolve()) for link in Path("/proc/self/fd").iterdir()}
+
+
+_LIMITED = """
+import resource, signal, sys
+from opentelemetry.sdk.trace import TracerProvider
+from sagaspan.telemetry import JsonLinesSpanProcessor
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sink = JsonLinesSpanProcessor(sys.argv[1])
+provider = TracerProvider()
+provider.add_span_processor(sink)
+tracer = provider.get_tracer("t")
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+for number in range(20):
+    tracer.start_span(f"span-{number}", attributes={"text": "x" * 700}).end()
+print(sink.dropped)
+"""
+
+
+def test_a_torn_line_ends_its_file(traces: Path) -> None:
+    """When the file system takes half a line, the next span starts a new file instead of continuing that
+    line.
+    """
+    command = [sys.executable, "-c", _LIMITED, str(traces)]
+    result = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": SOURCE}, capture_output=True, text=True, check=True
+    )
+    whole = sum(path.read_bytes().count(b"\n") for path in traces.iterdir())
+    assert whole + int(result.stdout) == 20
+    assert whole > 10
+    for path in traces.iterdir():
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            json.loads(line)
