@@ -29,14 +29,15 @@ def _names() -> str:
     return "\n".join(rows)
 
 
-def _commands(command: click.Command, path: str) -> Iterator[str]:
-    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
-    yield f"## `{path}`\n\n```\n{command.get_help(context)}\n```\n"
+def _commands(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
+    settings = command.context_settings | {"max_content_width": 100, "terminal_width": 100}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
+    yield f"## `{context.command_path}`\n\n```\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
+        for child_name in command.list_commands(context):
+            child = command.get_command(context, child_name)
             assert child is not None
-            yield from _commands(child, f"{path} {name}")
+            yield from _commands(child, child_name, context)
 
 
 GENERATED = {
@@ -48,7 +49,7 @@ GENERATED = {
 
 
 def _pattern(part: str) -> re.Pattern[str]:
-    return re.compile(rf"(<!-- generated: {part} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    return re.compile(rf"(<!-- generated: {part} -->\n)(?:(?!<!--).)*?(\n<!-- end -->)", re.DOTALL)
 
 
 @pytest.mark.parametrize(("file", "part"), list(GENERATED))

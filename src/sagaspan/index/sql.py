@@ -14,22 +14,9 @@ from typing import Final
 from sagaspan import semconv
 
 SCHEMA_VERSION: Final = 1
-MAXIMUM_LINE: Final = (
-    16 * 1024 * 1024
-)  # bytes; DuckDB's buffers grow with it, so only a batch that needs more gets more
+# Bytes; DuckDB's buffers grow with it, so only a batch that needs more gets more.
+MAXIMUM_LINE: Final = 16 * 1024 * 1024
 
-# Names of other instrumentations that the index reads and nobody emits.
-FOREIGN: Final = {
-    "SERVICE_NAME": "service.name",
-    "SESSION_ID": "session.id",
-    "GEN_AI_SYSTEM": "gen_ai.system",
-    "OPENINFERENCE_TOOL_NAME": "tool.name",
-    "OPENINFERENCE_MODEL": "llm.model_name",
-    "OPENINFERENCE_INPUT_TOKENS": "llm.token_count.prompt",
-    "OPENINFERENCE_OUTPUT_TOKENS": "llm.token_count.completion",
-    "TRACELOOP_SPAN_KIND": "traceloop.span.kind",
-    "TRACELOOP_ENTITY_NAME": "traceloop.entity.name",
-}
 _ATTRIBUTE: Final = (
     '{"key": "VARCHAR", "value": {"stringValue": "VARCHAR", "intValue": "VARCHAR", "doubleValue": "VARCHAR", '
     '"boolValue": "VARCHAR", "bytesValue": "VARCHAR", "arrayValue": "JSON", "kvlistValue": "JSON"}}'
@@ -61,7 +48,7 @@ def _read(name: str) -> str:
 def _names() -> dict[str, str]:
     names = {name: value for name, value in vars(semconv).items() if isinstance(value, str) and name.isupper()}
     costs = ", ".join(f"finite(a['{alias}'])" for alias in semconv.COST_ALIASES)
-    return FOREIGN | names | {"COSTS": costs, "ATTRIBUTE": _ATTRIBUTE, "MAXIMUM_LINE": str(MAXIMUM_LINE)}
+    return names | {"COSTS": costs, "ATTRIBUTE": _ATTRIBUTE, "MAXIMUM_LINE": str(MAXIMUM_LINE)}
 
 
 def _split(script: str) -> list[str]:
