@@ -74,3 +74,12 @@ def test_a_wrong_option_is_a_usage_error(sagaspan: Sagaspan) -> None:
     assert sagaspan("runs", "list", "--nonsense").code == 2
     assert sagaspan("runs", "list", "-n", "0").code == 2
     assert sagaspan("nonsense").code == 2
+
+
+def test_json_stays_json_when_nothing_is_found_or_understood(sagaspan: Sagaspan, guard: object) -> None:
+    """A machine never has to parse prose."""
+    assert sagaspan("runs", "list", "--nonsense", "--json").json["kind"] == "NoSuchOption"
+    with guard.run("trip", id="one"):
+        pass
+    assert sagaspan("show", "nothing", "--json").json["kind"] == "NotFound"
+    assert sagaspan("runs", "show", "nothing", "--json").json["kind"] == "NotFound"

@@ -47,7 +47,7 @@ class TestShow:
         assert answer.code == 3
         assert "paid-1" in answer.out
         assert "paid-2" in answer.out
-        assert {match["id"] for match in sagaspan("show", "paid-", "--json").json} == {"paid-1", "paid-2"}
+        assert {match["id"] for match in sagaspan("show", "paid-", "--json").json["matches"]} == {"paid-1", "paid-2"}
 
     def test_nothing_of_that_name_is_not_found(self, sagaspan: Sagaspan) -> None:
         """Exit code 3; a wildcard is only a character."""

@@ -17,7 +17,10 @@ class TestTraces:
         """With its run, and only the broken ones if asked."""
         found = sagaspan("traces", "list", "--json").json
         assert {trace["run_id"] for trace in found} == {"paid-1", "lost-1", "stuck-1"}
-        assert {trace["run_id"] for trace in sagaspan("traces", "list", "--errors", "--json").json} == {"lost-1", "stuck-1"}
+        assert {trace["run_id"] for trace in sagaspan("traces", "list", "--errors", "--json").json} == {
+            "lost-1",
+            "stuck-1",
+        }
         assert len(sagaspan("traces", "list", "-n", "1").out.splitlines()) == 2
 
     def test_show_is_a_tree(self, sagaspan: Sagaspan) -> None:

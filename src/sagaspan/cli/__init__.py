@@ -6,14 +6,14 @@ renders; each is imported only when it is called, so that the program starts fas
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib import import_module
 from typing import Any
 
 import click
 
-from sagaspan.cli._options import FAILED, Settings, common_options
+from sagaspan.cli._options import FAILED, NotFound, Settings, common_options
+from sagaspan.cli._render import emit_json, emit_table, visible
 from sagaspan.exceptions import SagaspanError
 
 _COMMANDS = {
@@ -56,12 +56,12 @@ def main(args: list[str] | None = None) -> None:
     try:
         code = cli.main(args=args, standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _report(error, error.format_message(), args)
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
     except SagaspanError as error:
-        _report(error, args)
+        _report(error, str(error), args)
         sys.exit(FAILED)
     except BrokenPipeError:
         # The reader (head, less) has gone; Python must not complain about it at exit.
@@ -70,8 +70,17 @@ def main(args: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _report(error: SagaspanError, args: list[str] | None) -> None:
-    answer: dict[str, Any] = {"error": str(error), "kind": type(error).__name__}
+def _report(error: Exception, message: str, args: list[str] | None) -> None:
+    """One sentence on standard error; with ``--json`` one document on standard output as well."""
+    matches = getattr(error, "matches", ()) if isinstance(error, NotFound) else ()
     if Settings.wants_json(sys.argv[1:] if args is None else args):
-        click.echo(json.dumps(answer, ensure_ascii=False))
-    click.echo(f"Error: {error}", err=True)
+        answer: dict[str, Any] = {"error": message, "kind": type(error).__name__}
+        if matches:
+            answer["matches"] = [{"kind": kind, "id": id_} for kind, id_, _ in matches]
+        emit_json(answer)
+    elif isinstance(error, click.UsageError):
+        error.show()
+        return
+    elif matches:
+        emit_table(("kind", "id", "what"), matches)
+    click.echo(f"Error: {visible(message)}", err=True)

@@ -19,6 +19,16 @@ NEEDS_PERSON: Final = 4
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class NotFound(click.ClickException):
+    """Nothing of that name, or more than one thing: ``matches`` are (kind, id, what)."""
+
+    exit_code = NOT_FOUND
+
+    def __init__(self, message: str, matches: Sequence[tuple[str, str, str]] = ()) -> None:
+        super().__init__(message)
+        self.matches = tuple(matches)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Where to look, and how to answer."""

@@ -15,15 +15,14 @@ from typing import Any
 import click
 
 from sagaspan.cli._options import Settings, common_options, pass_settings
-from sagaspan.cli._render import emit_json, emit_table, say, short, when
+from sagaspan.cli._render import emit_json, emit_table, say, short
 from sagaspan.exceptions import ConfigurationError
-from sagaspan.ledger.records import Phase, RunInfo
+from sagaspan.ledger.records import CallInfo, Phase, RunInfo
 
 QUERY = """
-select run_name as run, tool, phase, state, outcome, round(duration_ms, 1) as ms, error_type
+select run_id as run, tool, phase, state, outcome, round(duration_ms, 1) as ms, error_type
   from tool_calls where starts_with(run_id, '{prefix}') order by started
 """
-TASK = "Book me a trip to Lisbon and pay for it."
 
 
 @click.command()
@@ -80,8 +79,9 @@ class _Story:
                 self._invoke(guard, agent, "declined")
             except self._trip.CardDeclined as error:
                 self._say(f"   {type(error).__name__}: {error}", "red")
-                for note in getattr(error, "__notes__", ()):
-                    self._say(f"   {note}", "yellow")
+                for note in getattr(error, "__notes__", ()):  # LangGraph adds notes too
+                    if note.startswith("sagaspan"):
+                        self._say(f"   {note}", "yellow")
         return self._report(guard, "declined", trace=True)
 
     def paid(self, guard: Any, agent: Any) -> RunInfo:
@@ -94,18 +94,18 @@ class _Story:
     def again(self, guard: Any, agent: Any) -> RunInfo:
         """The same run id once more, as after a crash or a retried request: nothing is booked twice."""
         self._say("\n3. The same run id again, as after a crash or a retried request", "bold")
-        before = self._counts()
+        before = self._books()
         with self._outside(card="ok"):
             self._invoke(guard, agent, "paid")
-        after = self._counts()
+        same = before == self._books()
         self._say(
-            f"   bookings before: {before}; after: {after}; done twice: {'nothing' if before == after else 'SOMETHING'}"
+            f"   the outside world is {'exactly as before: nothing was done twice' if same else 'CHANGED'}", "green"
         )
         return self._report(guard, "paid")
 
     def _invoke(self, guard: Any, agent: Any, name: str) -> None:
         with guard.run("trip", id=f"{self.prefix}-{name}", on_interrupt="compensate"):
-            result = agent.invoke({"messages": [("user", TASK)]})
+            result = agent.invoke({"messages": [("user", self._trip.TASK)]})
         self._say(f"   agent: {result['messages'][-1].content}", "green")
 
     def _report(self, guard: Any, name: str, *, trace: bool = False) -> RunInfo:
@@ -115,17 +115,17 @@ class _Story:
         if trace:
             self._show_trace(run)
         undone = {call.compensates: call for call in run.calls if call.phase is Phase.COMPENSATION}
-        rows = []
-        for call in run.calls:
-            if call.phase is Phase.FORWARD:
-                undo = undone.get(call.id)
-                by = f"{undo.tool}({short(undo.args, 50)})" if undo else ""
-                rows.append((call.tool, call.state, short(call.result or call.error, 50), by, when(call.ended)))
+        rows = [
+            (call.tool, call.state, short(call.result or call.error, 60), _undone_by(undone.get(call.id)))
+            for call in run.calls
+            if call.phase is Phase.FORWARD
+        ]
         say("")
-        emit_table(
-            ("call", "state", "result or error", "undone by", "at"), rows, title=f"   run {run.id}: {run.status}"
+        emit_table(("call", "state", "result or error", "undone by"), rows, title=f"run {run.id}: {run.status}")
+        books = "; ".join(
+            f"{kind}: {now['active']} active, {now['cancelled']} cancelled" for kind, now in self._books().items()
         )
-        say(f"   the outside world: {self._counts()}")
+        say(f"the outside world: {books}", "dim")
         return run
 
     def _show_trace(self, run: RunInfo) -> None:
@@ -140,9 +140,11 @@ class _Story:
         say("")
         print_trace(Settings(), trace_of(run.traceparent) or "")
 
-    def _counts(self) -> str:
-        counts = self._trip.counts(self._world)
-        return ", ".join(f"{number} {what}" for what, number in counts.items()) or "nothing"
+    def _books(self) -> dict[str, dict[str, int]]:
+        """What the outside world says was really done: it is asked, not the ledger."""
+        with self._outside(card="ok"):
+            books: dict[str, dict[str, int]] = self._trip.bookings()
+        return books
 
     def _say(self, text: str, style: str = "") -> None:
         if not self._quiet:
@@ -160,6 +162,14 @@ class _Story:
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
+
+
+def _undone_by(undo: CallInfo | None) -> str:
+    return (
+        ""
+        if undo is None
+        else f"{undo.tool}({', '.join(f'{name}={short(value)}' for name, value in undo.args.items())})"
+    )
 
 
 def _tool_calls(settings: Settings, prefix: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sagaspan.cli._options import NOT_FOUND, Settings, common_options, pass_settings
+from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, styled, visible, when
 from sagaspan.ledger.records import CallInfo, Phase, RunInfo, RunState
 
@@ -39,15 +39,16 @@ def list_runs(settings: Settings, status: tuple[str, ...], limit: int, offset: i
 @click.argument("run_id")
 @common_options
 @pass_settings
-@click.pass_context
-def show_run(context: click.Context, settings: Settings, run_id: str) -> None:
+def show_run(settings: Settings, run_id: str) -> None:
     """One run with its calls, by id or unique prefix."""
     from sagaspan.cli.show import find_runs
 
     found = find_runs(settings.open_store(), run_id)
-    if len(found) != 1:
-        _not_one(run_id, found)
-        context.exit(NOT_FOUND)
+    if not found:
+        raise NotFound(f"there is no run {run_id!r}; see: sagaspan runs list")
+    if len(found) > 1:
+        matches = [("run", run.id, f"{run.name} {run.status}") for run in found]
+        raise NotFound(f"{run_id!r} is the start of {len(found)} runs; give more of it", matches)
     print_run(found[0], settings)
 
 
@@ -103,11 +104,3 @@ def _call_rows(calls: tuple[CallInfo, ...]) -> list[tuple[object, ...]]:
 
 def _took(run: RunInfo) -> str:
     return f"{(run.ended - run.started).total_seconds():.2f} s" if run.ended else ""
-
-
-def _not_one(run_id: str, found: list[RunInfo]) -> None:
-    if found:
-        several = ", ".join(visible(run.id) for run in found[:5])
-        click.echo(f"Error: {run_id!r} is not unique: {several}; give more of it", err=True)
-    else:
-        click.echo(f"Error: there is no run {run_id!r}; see: sagaspan runs list", err=True)

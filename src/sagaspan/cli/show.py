@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sagaspan.cli._options import NOT_FOUND, Settings, common_options, pass_settings
+from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger.records import CallInfo, RunInfo, call_info
@@ -26,22 +26,15 @@ class _Match:
 @click.argument("any_id", metavar="ANY")
 @common_options
 @pass_settings
-@click.pass_context
-def show(context: click.Context, settings: Settings, any_id: str) -> None:
+def show(settings: Settings, any_id: str) -> None:
     """A run, call, trace or idempotency key, by unique prefix."""
     matches = [*_in_ledger(settings, any_id), *_in_traces(settings, any_id)]
-    if len(matches) == 1:
-        matches[0].show()
-        return
-    if matches:
-        click.echo(f"Error: {any_id!r} is not unique; give more of it, or one of these:", err=True)
-        if settings.as_json:
-            emit_json([{"kind": match.kind, "id": match.id} for match in matches])
-        else:
-            emit_table(("kind", "id", "what"), [(match.kind, match.id, match.what) for match in matches])
-    else:
-        click.echo(f"Error: nothing starts with {any_id!r}; see: sagaspan runs list, sagaspan traces list", err=True)
-    context.exit(NOT_FOUND)
+    if not matches:
+        raise NotFound(f"nothing starts with {any_id!r}; see: sagaspan runs list, sagaspan traces list")
+    if len(matches) > 1:
+        named = [(match.kind, match.id, match.what) for match in matches]
+        raise NotFound(f"{any_id!r} is the start of {len(matches)} things; give more of it", named)
+    matches[0].show()
 
 
 def find_runs(store: Any, prefix: str) -> list[RunInfo]:

@@ -62,7 +62,7 @@ def _row(item: Item) -> tuple[str, ...]:
 def _run_items(store: Any) -> Iterator[Item]:
     wanted = [*_RUNS, RunState.RUNNING, RunState.COMPENSATING]
     for run in store.list_runs(states=wanted, limit=_LIMIT):
-        why = _RUNS.get(run.state) or _orphaned(run)
+        why = _RUNS.get(run.state) or _orphaned(store, run)
         if why is not None:
             yield Item(
                 kind="run",
@@ -74,12 +74,12 @@ def _run_items(store: Any) -> Iterator[Item]:
             )
 
 
-def _orphaned(run: RunRecord) -> str | None:
+def _orphaned(store: Any, run: RunRecord) -> str | None:
     """Why a run that says it is going on is not: its process is dead. A dead session has nothing to continue."""
     from sagaspan._engine import SESSION
     from sagaspan._saga import token
 
-    if run.name == SESSION or not owner.provably_dead(run.owner, token(run)):
+    if run.name == SESSION or not owner.provably_dead(run.owner, token(store, run)):
         return None
     going_on = "its rollback" if run.state is RunState.COMPENSATING else "it"
     return f"its process died; {going_on} goes on when the run is entered again with the same id"

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from sagaspan import semconv
-from sagaspan.cli._options import NOT_FOUND, Settings, common_options, pass_settings
+from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import console, emit_json, emit_table, say, visible, when
 
 
@@ -50,16 +50,14 @@ def list_traces(settings: Settings, limit: int, errors: bool, run_id: str | None
 @click.argument("trace_id")
 @common_options
 @pass_settings
-@click.pass_context
-def show_trace(context: click.Context, settings: Settings, trace_id: str) -> None:
+def show_trace(settings: Settings, trace_id: str) -> None:
     """One trace as a tree, by id or unique prefix."""
     from sagaspan.index import TraceNotFound
 
     try:
         print_trace(settings, trace_id)
     except TraceNotFound as error:
-        click.echo(f"Error: {error}", err=True)
-        context.exit(NOT_FOUND)
+        raise NotFound(str(error), [("trace", match, "") for match in error.matches]) from error
 
 
 def synced_index(settings: Settings) -> Any:
