@@ -98,6 +98,10 @@ class AsyncioBackend:
         future = loop.run_in_executor(_ledger_executor(os.getpid()), lambda: context.run(step, *args, **kwargs))
         return await _to_the_end(future)
 
+    async def to_the_end(self, coroutine: Coroutine[Any, Any, T]) -> Finished[T]:
+        """Run ``coroutine`` to its end, whatever happens to the caller meanwhile."""
+        return await _to_the_end(asyncio.ensure_future(coroutine))
+
     async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, late: LateResult) -> Any:
         if is_async:
             return await _await_body(body, timeout)

@@ -37,6 +37,7 @@ def ending_of(
 
     ``unresolved``: a declared write may or may not have happened, so nothing is compensated by a guess.
     """
+    error = _deciding(error)
     if paused or isinstance(error, ApprovalPending):
         return Ending(event=RunEvent.PAUSE, reason="approval" if isinstance(error, ApprovalPending) else "interrupt")
     reason = "aborted" if aborted else _reason(error)
@@ -47,6 +48,16 @@ def ending_of(
     if not aborted and isinstance(error, _INTERRUPTIONS) and on_interrupt == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)
     return Ending(event=RunEvent.HOLD if unresolved else RunEvent.COMPENSATE, reason=reason)
+
+
+def _deciding(error: BaseException | None) -> BaseException | None:
+    """The error of a group (of an ``asyncio.TaskGroup``, say) that decides: one that undoes before one that waits."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [_deciding(inner) for inner in error.exceptions]
+    return min(
+        leaves, key=lambda leaf: isinstance(leaf, (ApprovalPending, *_HOLDING)) + isinstance(leaf, ApprovalPending)
+    )
 
 
 def _reason(error: BaseException | None) -> str | None:

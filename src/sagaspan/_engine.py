@@ -22,7 +22,7 @@ from sagaspan._context import current_call, current_run
 from sagaspan._middleware import Middleware, compose
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._tool import Tool
-from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied
+from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, Refused
 from sagaspan.keys import (
     BUSINESS_SCOPE,
     CallKey,
@@ -34,7 +34,7 @@ from sagaspan.keys import (
 )
 from sagaspan.ledger import transitions
 from sagaspan.ledger.ledger import Ledger
-from sagaspan.ledger.records import CallRecord, Phase, RunRecord, RunState
+from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.middleware.replay import ReplayMiddleware
@@ -85,7 +85,7 @@ class Engine:
         self._session: RunRecord | None = None
         self._lock = threading.Lock()
         self._warned: set[str] = set()
-        ledger = Ledger(store)
+        ledger = self._ledger = Ledger(store)
         layers: list[Middleware] = [
             TelemetryMiddleware(self.tracer),
             *middleware,
@@ -174,7 +174,14 @@ class Engine:
             )
         with run.busy():
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
-            return self._deliver(tool, run, await self._onion(call))
+            try:
+                result = await self._onion(call)
+            except Refused:
+                run.did_not_happen(call)
+                raise
+            if result.state is CallState.FAILED:
+                run.did_not_happen(call)
+            return self._deliver(tool, run, result)
 
     def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
         """The run that a call made here belongs to; None is the session. Raises ``RunClosed``, ``PolicyDenied``."""
@@ -277,10 +284,10 @@ class Engine:
     # -- the session -----------------------------------------------------------------------------------------
 
     def _session_run(self) -> RunRecord:
-        if self._session is not None:
+        if self._session is not None and owner.is_self(self._session.owner):
             return self._session
         with self._lock:
-            if self._session is None:
+            if self._session is None or not owner.is_self(self._session.owner):  # a forked child has its own
                 now = now_us()
                 record = RunRecord(
                     namespace=self.namespace, id=f"{SESSION}-{new_id(now)}", name=SESSION, state=RunState.RUNNING,
@@ -288,18 +295,23 @@ class Engine:
                 )  # fmt: skip
                 opened, audit = transitions.open_run(record)
                 self.store.commit([RunChange(opened, audit)], synced=False)
-                owner.hold(f"run:{record.namespace}/{record.id}")
+                owner.hold(owner.run_token(self.store.url, record.namespace, record.id))
                 self._session = opened
         return self._session
 
+    def settle(self) -> None:
+        """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
+        self._ledger.settle_leftovers()
+
     def close(self) -> None:
         """End the session run and give the store back."""
+        self.settle()
         with self._lock:
             session, self._session = self._session, None
-        if session is not None:
+        if session is not None and owner.is_self(session.owner):
             after, audit = transitions.move_run(session, RunEvent.COMPLETE, now_us())
             self.store.commit([RunChange(after, audit, session.version)], synced=False)
-            owner.drop(f"run:{session.namespace}/{session.id}")
+            owner.drop(owner.run_token(self.store.url, session.namespace, session.id))
         self.store.close()
 
 

@@ -96,6 +96,8 @@ class Guard:
         """
         if callable(function):
             return self._guarded(function, None, fields)
+        if function is not None and not isinstance(function, str):
+            raise ConfigurationError(f"guard.tool takes a function or a name, not a {type(function).__name__}")
         return lambda decorated: self._guarded(decorated, function, fields)
 
     def _guarded(self, function: Callable[..., Any], name: str | None, fields: dict[str, Any]) -> Callable[..., Any]:
@@ -206,6 +208,7 @@ class Guard:
         chosen = on_interrupt or self._on_interrupt or ("hold" if id else "compensate")
         if outer is not None and id is None:
             chosen = on_interrupt or self._on_interrupt or outer.record.on_interrupt  # type: ignore[assignment] # checked
+        _plain("identity", [name, id, user, tenant, agent, conversation])
         now = now_us()
         wanted = RunRecord(
             namespace=self._engine.namespace,
@@ -225,7 +228,9 @@ class Guard:
             created_us=now,
             started_us=now,
         )
-        return Run(self._engine, wanted, wait=wait, reopen=reopen)
+        return Run(
+            self._engine, wanted, wait=wait, reopen=reopen, outer=outer, unnamed=outer is not None and id is None
+        )
 
     def current_run(self) -> Run | None:
         """The run in force here, or None."""

@@ -11,7 +11,7 @@ import dis
 import socket
 from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Final
 
 from sagaspan.exceptions import NotApplied
 from sagaspan.policy import Outcome, Policy

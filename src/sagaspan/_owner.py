@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 _SEPARATOR = ":"
-_alive: set[str] = set()
+_alive: dict[str, int] = {}  # how often each token is held
 _lock = threading.Lock()
 
 
@@ -29,9 +29,15 @@ def is_self(owner: str) -> bool:
     return owner == this_process()
 
 
+def run_token(store_url: str, namespace: str, run_id: str) -> str:
+    """What a process holds while it is inside a run."""
+    return f"run:{store_url}:{namespace}/{run_id}"
+
+
 def hold(token: str) -> None:
-    """This process works on ``token`` (a call or run id) from now on."""
-    _alive.add(token)
+    """This process works on ``token`` (a call's id, or a ``run_token``) until as many ``drop``s."""
+    with _lock:
+        _alive[token] = _alive.get(token, 0) + 1
 
 
 def hold_new(token: str) -> bool:
@@ -39,13 +45,16 @@ def hold_new(token: str) -> bool:
     with _lock:
         if token in _alive:
             return False
-        _alive.add(token)
+        _alive[token] = 1
         return True
 
 
 def drop(token: str) -> None:
     """This process's work on ``token`` has ended, however it ended."""
-    _alive.discard(token)
+    with _lock:
+        held = _alive.pop(token, 0)
+        if held > 1:
+            _alive[token] = held - 1
 
 
 def provably_dead(owner: str, token: str) -> bool:

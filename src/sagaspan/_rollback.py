@@ -7,7 +7,7 @@ becomes a dead letter, ``compensation_failed``, and a person must look.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,6 +21,7 @@ from sagaspan._call import Call
 from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation
 from sagaspan._tool import tool_of
+from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, run_attempts
@@ -45,11 +46,12 @@ class Steps:
     undoable: tuple[CallRecord, ...]
     not_compensable: tuple[CallRecord, ...]
     unresolved: tuple[CallRecord, ...]
+    undone: bool
 
     @property
     def happened(self) -> bool:
-        """Whether there is anything to undo, or that should be."""
-        return bool(self.undoable or self.not_compensable)
+        """Whether there is anything to undo, or that should be, or that was before this process took over."""
+        return bool(self.undoable or self.not_compensable or self.undone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class Undone:
 
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
-    calls = [call for call in _family(store, run) if call.phase is Phase.FORWARD and call.claim_seq > run.committed_seq]
+    calls = [call for call in family(store, run) if call.phase is Phase.FORWARD and call.claim_seq > run.committed_seq]
     by_id = {call.id: call for call in calls}
     calls = [call for call in calls if not _covered(call, by_id)]
     calls.sort(key=lambda call: call.claim_seq, reverse=True)
@@ -87,13 +89,15 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
             call for call in calls if call.state is CallState.DONE and call.declared_write and call.compensate is None
         ),
         unresolved=tuple(call for call in calls if call.state in _UNSURE and call.declared_write),
+        undone=any(call.state is CallState.COMPENSATED and call.run_id == run.id for call in calls),
     )
 
 
-def _family(store: Store, run: RunRecord) -> Iterable[CallRecord]:
+def family(store: Store, run: RunRecord) -> Iterator[CallRecord]:
+    """The calls of a run and of the runs nested in it."""
     yield from store.calls_of(run.namespace, run.id)
     for child in store.children_of(run.namespace, run.id):
-        yield from _family(store, child)
+        yield from family(store, child)
 
 
 def _covered(call: CallRecord, by_id: dict[str, CallRecord]) -> bool:
@@ -141,16 +145,23 @@ class Rollback:
         if compensation is None:
             missing = f"no tool or function named {step.compensate!r} is registered with this guard"
             return await self._move(step, CallEvent.COMPENSATION_FAILED, detail=missing)
+        lost = _lost(call_info(step), compensation)
+        if lost is not None:
+            missing = f"{compensation.name!r} asks for {lost!r}, which could not be recorded"
+            return await self._move(step, CallEvent.COMPENSATION_FAILED, detail=missing)
         span = self._span(step, compensation)
         call = self._call(step, compensation, span)
         record = await self._backend.io(self._claim, call, step)
-        if record.state is CallState.DONE:  # undone before a crash, and only not noted on the step
-            ended = Ended(state=CallState.DONE)
-        else:
-            ended = await self._run_body(call, record)
+        executed = record.state is not CallState.DONE  # else undone before a crash, and only not noted on the step
+        ended = await self._run_body(call, record) if executed else Ended(state=CallState.DONE)
         spans.end(
             span,
-            {semconv.CALL_ID: record.id, semconv.CALL_STATE: ended.state, semconv.CALL_EXECUTED: True},
+            {
+                semconv.CALL_ID: record.id,
+                semconv.CALL_STATE: ended.state,
+                semconv.CALL_EXECUTED: executed,
+                semconv.IDEMPOTENCY_OUTCOME: semconv.OUTCOME_EXECUTED if executed else semconv.OUTCOME_REPLAYED,
+            },
             ended.error,
         )
         return await self._close(step, record, ended)
@@ -159,26 +170,32 @@ class Rollback:
 
     async def _move(self, record: CallRecord, event: CallEvent, detail: str | None = None) -> CallRecord:
         after, audit = transitions.move_call(record, event, now_us(), detail=detail)
-        await self._backend.io(self._store.commit, [CallChange(after, audit, record.version)], synced=True)
+        await self._backend.io(self._save, CallChange(after, audit, record.version))
         return after
+
+    def _save(self, *changes: CallChange) -> None:
+        if not self._store.commit(changes, synced=True):
+            raise StoreUnavailable(
+                f"the rollback of run {self._run.id!r} was taken over by another worker; this one changes nothing more"
+            )
 
     def _claim(self, call: Call, step: CallRecord) -> CallRecord:
         """The compensation's record, claimed; on disk before its body starts, as for every call."""
         existing = self._store.find_call(call.run.namespace, call.key.scope, call.tool.name, call.key.value)
         if existing is None:
             record, audit = transitions.open_call(_compensation_record(call, step))
-            self._store.commit([CallChange(record, audit)], synced=True)
+            self._save(CallChange(record, audit))
             return record
         if existing.state is CallState.DONE:
             return existing
         if existing.state is CallState.RUNNING:
             lost, audit = transitions.move_call(existing, CallEvent.LOSE, now_us(), detail="its process died")
-            self._store.commit([CallChange(lost, audit, existing.version)], synced=False)
+            self._save(CallChange(lost, audit, existing.version))
             existing = lost
         record, audit = transitions.claim_again(
             existing, owner=owner.this_process(), now_us=now_us(), traceparent=spans.traceparent_of(call.span)
         )
-        self._store.commit([CallChange(record, audit, existing.version)], synced=True)
+        self._save(CallChange(record, audit, existing.version))
         return record
 
     async def _close(self, step: CallRecord, record: CallRecord, ended: Ended) -> CallRecord:
@@ -193,9 +210,9 @@ class Rollback:
             changes.append(CallChange(after, audit, record.version))
         succeeded = ended.state is CallState.DONE
         event = CallEvent.COMPENSATION_SUCCEEDED if succeeded else CallEvent.COMPENSATION_FAILED
-        after_step, audit = transitions.move_call(step, event, now, detail=None if succeeded else str(ended.error))
+        after_step, audit = transitions.move_call(step, event, now, detail=None if succeeded else _said(ended.error))
         changes.append(CallChange(after_step, audit, step.version))
-        await self._backend.io(self._store.commit, changes, synced=True)
+        await self._backend.io(self._save, *changes)
         return after_step
 
     # -- the body --------------------------------------------------------------------------------------------
@@ -289,11 +306,23 @@ def _encoded(arguments: dict[str, object]) -> str:
 
 def _recorded(ended: Ended) -> dict[str, str | None]:
     if ended.error is not None:
-        return {"error_type": spans.error_type(ended.error), "error_message": str(ended.error) or None}
+        return {"error_type": spans.error_type(ended.error), "error_message": spans.error_message(ended.error)}
     try:
         return {"result": codecs.encode(ended.value)}
     except codecs.Unencodable as problem:
         return {"result_lost": str(problem)}
+
+
+def _said(error: BaseException | None) -> str | None:
+    return None if error is None else spans.error_message(error) or type(error).__name__
+
+
+def _lost(forward: CallInfo, compensation: Compensation) -> str | None:
+    """What the compensation asks for that could not be recorded; undoing with a stand-in would be a guess."""
+    if forward.result_lost is not None and compensation.declared & {"result", "compensation_data"}:
+        return "result"
+    wanted = set(forward.args) if compensation.takes_all else compensation.declared & set(forward.args)
+    return next((name for name in sorted(wanted) if isinstance(forward.args[name], codecs.Unrecorded)), None)
 
 
 def _names(calls: Sequence[CallInfo]) -> str:

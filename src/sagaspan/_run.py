@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import threading
 import time
@@ -21,12 +22,13 @@ from sagaspan import _saga as saga
 from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
-from sagaspan._call import Result
+from sagaspan._call import Call, Result
 from sagaspan._context import current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone, steps_of
 from sagaspan._tool import Tool
 from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed
+from sagaspan.keys import KeySource
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
 
 if TYPE_CHECKING:
@@ -43,7 +45,16 @@ class Run:
     Leaving by an error compensates in reverse and raises the error again with a note of what was undone.
     """
 
-    def __init__(self, engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        wanted: RunRecord,
+        *,
+        wait: float,
+        reopen: bool,
+        outer: Run | None = None,
+        unnamed: bool = False,
+    ) -> None:
         self.engine = engine
         self.record = wanted
         self.resumed = False
@@ -51,6 +62,8 @@ class Run:
         self.output: Any = None
         self._wait = wait
         self._reopen = reopen
+        self._outer = outer
+        self._unnamed = unnamed
         self._entered = False
         self._in_running_loop = False
         self._aborted: str | None = None
@@ -59,6 +72,7 @@ class Run:
         self._uncertain = False
         self._in_flight = 0
         self._occurrences: dict[tuple[str, str], int] = {}
+        self._free: dict[tuple[str, str], list[int]] = {}
         self._children: dict[str, int] = {}
         self._lock = threading.Lock()
         self._span: Span = INVALID_SPAN
@@ -114,7 +128,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.deactivate()
-        self._raise(error, await self._leave(error, ASYNCIO))
+        # An undo is not cancelled halfway: a second cancellation waits until it is over.
+        finished = await ASYNCIO.to_the_end(self._leave(error, ASYNCIO))
+        self._raise(error, finished.value)
+        if finished.interrupted is not None and error is None:
+            raise finished.interrupted
 
     def activate(self) -> None:
         """Make this the current run, and its span the current span, of the code that follows (for adapters)."""
@@ -128,7 +146,8 @@ class Run:
         token, context = self._tokens.pop()
         if context is not None:
             otel_context.detach(context)
-        current_run.reset(token)
+        with contextlib.suppress(ValueError):  # left in another context than entered, as fixtures and web frameworks do
+            current_run.reset(token)
 
     # -- what users do -----------------------------------------------------------------------------------------
 
@@ -148,12 +167,12 @@ class Run:
             self._raise(None, await self._abort_now(ASYNCIO))
 
     def commit(self) -> None:
-        """What was done up to here is not undone by a later error."""
-        self.record = run_sync(saga.commit(self.engine, self.record, backend=SYNC))
+        """What was done up to here is not undone by a later error. Raises ``RunClosed`` outside the block."""
+        run_sync(self._commit(SYNC))
 
     async def acommit(self) -> None:
         """As ``commit``, for asynchronous callers."""
-        self.record = await saga.commit(self.engine, self.record, backend=ASYNCIO)
+        await self._commit(ASYNCIO)
 
     def pause(self) -> None:
         """Leaving the block pauses the run instead of completing it: nothing is undone, the same id goes on."""
@@ -201,11 +220,19 @@ class Run:
                 self._in_flight -= 1
 
     def occurrence(self, tool: str, digest: str) -> int:
-        """How many equal calls this incarnation made before this one."""
+        """How many equal calls that happened, or may have, this incarnation made before this one."""
         with self._lock:
+            if free := self._free.get((tool, digest)):
+                return heapq.heappop(free)
             number = self._occurrences.get((tool, digest), -1) + 1
             self._occurrences[tool, digest] = number
         return number
+
+    def did_not_happen(self, call: Call) -> None:
+        """Its number is free again: the next equal call is this one, tried again, and so it is on a resume."""
+        if call.key.source is KeySource.CONTENT:
+            with self._lock:
+                heapq.heappush(self._free.setdefault((call.tool.name, call.key.fingerprint), []), call.occurrence)
 
     def child_id(self, name: str) -> str:
         """The id of the next run nested in this one that is not given any."""
@@ -220,6 +247,8 @@ class Run:
         """Remember that a call's outcome is not known: the run may have to be held."""
         if result.state is CallState.UNKNOWN:
             self._uncertain = True
+            if self._outer is not None:
+                self._outer.saw(result)
 
     def doom(self, error: BaseException) -> None:
         """A critical step failed: the run stops and is compensated even if somebody swallows ``error``."""
@@ -233,7 +262,9 @@ class Run:
         span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), _opening(self.record))
         wanted = replace(self.record, traceparent=spans.traceparent_of(span))
         try:
-            entered = await saga.enter(self.engine, wanted, wait=self._wait, reopen=self._reopen, backend=backend)
+            entered = await saga.enter(
+                self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed, backend=backend
+            )
         except BaseException as error:
             spans.end(span, {}, error)
             raise
@@ -246,18 +277,29 @@ class Run:
         if entered.previous is not None:
             _link(span, entered.previous)
 
+    async def _commit(self, backend: Backend) -> None:
+        if not self._entered:
+            raise RunClosed(
+                f"the run {self.id!r} has ended ({self.status}); there is nothing to commit", status=self.status
+            )
+        if not self.replaying:
+            self.record = await saga.commit(self.engine, self.record, backend=backend)
+
     async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
         error = error or self._doomed
         report: Undone | None = None
         try:
             if not self.replaying:
                 await self._await_calls(backend)
+                await backend.io(self.engine.settle)
                 report = await self._end(error, backend)
+            elif self._aborted is not None:
+                report = await self._abort_now(backend)
         finally:
             self._entered = False
             self.engine.open_runs -= 1
             if not self.replaying:
-                owner.drop(saga.token(self.record))
+                owner.drop(saga.token(self.engine.store, self.record))
             spans.end(self._span, self._closing(), error)
         return report
 
@@ -269,7 +311,9 @@ class Run:
             unresolved=await self._has_unresolved(error, backend),
             on_interrupt=self.record.on_interrupt,
         )
-        text = f"{type(error).__name__}: {error}" if error is not None else self._aborted
+        text = self._aborted
+        if error is not None:
+            text = f"{type(error).__name__}: {spans.error_message(error) or ''}"
         self.record, report = await saga.leave(
             self.engine,
             self.record,
@@ -283,17 +327,14 @@ class Run:
 
     async def _abort_now(self, backend: Backend) -> Undone | None:
         record = await backend.io(self.engine.store.get_run, self.record.namespace, self.record.id)
-        if record is None or record.state is not RunState.COMPLETED:
+        if record is None or record.state not in (RunState.COMPLETED, RunState.PAUSED, RunState.HELD):
             return None
-        ending = ending_of(None, aborted=True, paused=False, unresolved=False, on_interrupt=record.on_interrupt)
-        self.record, report = await saga.leave(
-            self.engine, record, ending, error=self._aborted, output=None, backend=backend, span=INVALID_SPAN
-        )
+        self.record, report = await saga.abort(self.engine, record, self._aborted or "aborted", backend=backend)
         return report
 
     async def _has_unresolved(self, error: BaseException | None, backend: Backend) -> bool:
         """Whether a declared write is in doubt; asked of the ledger only where that can be."""
-        if error is None and not self._uncertain and self._aborted is None:
+        if error is None and not self._uncertain and self._aborted is None and not self._in_flight:
             return False
         return bool((await backend.io(steps_of, self.engine.store, self.record)).unresolved)
 

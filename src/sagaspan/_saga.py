@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.trace import Span
 
@@ -12,8 +12,8 @@ from sagaspan import _owner as owner
 from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import Rollback, Undone, steps_of
-from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreUnavailable
+from sagaspan._rollback import Rollback, Undone, family, steps_of
+from sagaspan.exceptions import OutcomeUnknown, RunClosed, RunConflict, RunInProgress, StoreUnavailable
 from sagaspan.ledger import transitions
 from sagaspan.ledger.records import CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.store import RunChange, Store
@@ -22,7 +22,6 @@ from sagaspan.ledger.transitions import RunEvent
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
-_REOPENABLE: Final = (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
 _RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.FAILED)
 
 
@@ -36,26 +35,29 @@ class Entered:
     replaying: bool = False
 
 
-def token(run: RunRecord) -> str:
+def token(store: Store, run: RunRecord) -> str:
     """What this process holds while it is inside the run."""
-    return f"run:{run.namespace}/{run.id}"
+    return owner.run_token(store.url, run.namespace, run.id)
 
 
-async def enter(engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool, backend: Backend) -> Entered:
-    """Open or resume the run; raises ``RunInProgress``, ``RunConflict``, ``RunClosed``, ``StoreError``."""
+async def enter(
+    engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool, unnamed: bool, backend: Backend
+) -> Entered:
+    """Open or resume the run; raises ``RunInProgress``, ``RunConflict``, ``RunClosed``, ``StoreError``.
+
+    ``unnamed``: its id is its place in an outer run. If it was undone there and the outer run went on, a resume of the
+    outer run comes by again and starts it over.
+    """
     deadline = time.monotonic() + wait
     opened, audit = transitions.open_run(wanted)
     while True:
-        # Held before it is on disk: between the two another Run of this process would think us dead.
-        fresh = owner.hold_new(token(wanted))
-        if fresh and await backend.io(engine.store.commit, [RunChange(opened, audit)], synced=False):
+        if await _commit_held(engine.store, RunChange(opened, audit), backend):
             return Entered(record=opened)
-        if fresh:
-            owner.drop(token(wanted))
         existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
         if existing is not None:
             _check_identity(existing, wanted)
-            entered = await _reenter(engine, existing, wanted, reopen=reopen, backend=backend)
+            undone = unnamed and existing.state is RunState.COMPENSATED
+            entered = await _reenter(engine, existing, wanted, reopen=reopen or undone, backend=backend)
             if entered is not None:
                 return entered
         if time.monotonic() >= deadline:
@@ -65,12 +67,28 @@ async def enter(engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool,
         await backend.sleep(0.05)
 
 
+async def _commit_held(store: Store, change: RunChange, backend: Backend) -> bool:
+    """Commit a change that enters a run; False if another worker is inside it or was faster.
+
+    It is held before it is on disk: between the two another ``Run`` of this process would think us dead.
+    """
+    if not owner.hold_new(token(store, change.record)):
+        return False
+    entered = False
+    try:
+        entered = await backend.io(store.commit, [change], synced=False)
+    finally:
+        if not entered:
+            owner.drop(token(store, change.record))
+    return entered
+
+
 async def _reenter(
     engine: Engine, existing: RunRecord, wanted: RunRecord, *, reopen: bool, backend: Backend
 ) -> Entered | None:
     """Enter a run that exists; None while another worker is inside it."""
     if existing.state in (RunState.RUNNING, RunState.COMPENSATING) and not owner.provably_dead(
-        existing.owner, token(existing)
+        existing.owner, token(engine.store, existing)
     ):
         return None
     if existing.state is RunState.COMPENSATING:
@@ -82,31 +100,42 @@ async def _reenter(
     if existing.state is RunState.COMPLETED and not reopen:
         return Entered(record=existing, resumed=True, replaying=True)
     if existing.state in _RESUMABLE:
-        return await _take(engine, existing, wanted, RunEvent.RESUME, existing.generation, backend)
+        return await _take(engine, existing, wanted, RunEvent.RESUME, backend)
     if not reopen:
         raise RunClosed(
             f"the run {existing.id!r} has ended: it is {existing.state}; use a new id, or reopen=True to start it over",
             status=existing.state,
         )
     await backend.io(_check_reopenable, engine.store, existing)
-    return await _take(engine, existing, wanted, RunEvent.REOPEN, existing.generation + 1, backend)
+    # What the earlier incarnation did is over: a failure of the new one does not undo it.
+    last = await backend.io(_last_claim, engine.store, existing)
+    return await _take(
+        engine,
+        existing,
+        wanted,
+        RunEvent.REOPEN,
+        backend,
+        generation=existing.generation + 1,
+        committed_seq=last,
+        output=None,
+    )
 
 
 async def _take(
-    engine: Engine, existing: RunRecord, wanted: RunRecord, event: RunEvent, generation: int, backend: Backend
+    engine: Engine, existing: RunRecord, wanted: RunRecord, event: RunEvent, backend: Backend, **changes: Any
 ) -> Entered | None:
     now = now_us()
     after, audit = transitions.move_run(
-        existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, generation=generation, reason=None,
-        error=None,
-        started_us=now, ended_us=None, traceparent=wanted.traceparent, on_interrupt=wanted.on_interrupt,
+        existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, reason=None, error=None, started_us=now,
+        ended_us=None, traceparent=wanted.traceparent, on_interrupt=wanted.on_interrupt, **changes,
     )  # fmt: skip
-    if not owner.hold_new(token(existing)):
-        return None
-    if await backend.io(engine.store.commit, [RunChange(after, audit, existing.version)], synced=False):
+    if await _commit_held(engine.store, RunChange(after, audit, existing.version), backend):
         return Entered(record=after, previous=existing, resumed=True)
-    owner.drop(token(existing))
     return None
+
+
+def _last_claim(store: Store, run: RunRecord) -> int:
+    return max((call.claim_seq for call in family(store, run)), default=run.committed_seq)
 
 
 def _check_identity(existing: RunRecord, wanted: RunRecord) -> None:
@@ -171,16 +200,36 @@ async def roll_back(engine: Engine, run: RunRecord, *, backend: Backend, span: S
 
 async def finish_rollback(engine: Engine, run: RunRecord, *, backend: Backend) -> None:
     """Go on with the rollback of a process that died in the middle of it."""
-    if not owner.hold_new(token(run)):
-        return
-    try:
-        after, audit = transitions.move_run(
-            run, RunEvent.COMPENSATE, now_us(), owner=owner.this_process(), epoch=run.epoch + 1
+    await _take_and_roll_back(engine, run, backend)
+
+
+async def abort(engine: Engine, run: RunRecord, why: str, *, backend: Backend) -> tuple[RunRecord, Undone]:
+    """Undo a run that nobody is inside of; raises ``RunInProgress``, or ``OutcomeUnknown`` if a write is in doubt."""
+    unresolved = (await backend.io(steps_of, engine.store, run)).unresolved
+    if unresolved:
+        raise OutcomeUnknown(
+            f"the run {run.id!r} is not undone: nobody knows whether {unresolved[0].tool!r} happened; find out, then "
+            f"decide. See: sagaspan show {unresolved[0].id}",
+            call=call_info(unresolved[0]),
         )
-        if await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=True):
-            await roll_back(engine, after, backend=backend, span=engine.no_span)
+    ended = await _take_and_roll_back(engine, run, backend, reason="aborted", error=why)
+    if ended is None:
+        raise RunInProgress(f"the run {run.id!r} is in progress elsewhere, so it was not undone; wait for it")
+    return ended
+
+
+async def _take_and_roll_back(
+    engine: Engine, run: RunRecord, backend: Backend, **changes: Any
+) -> tuple[RunRecord, Undone] | None:
+    after, audit = transitions.move_run(
+        run, RunEvent.COMPENSATE, now_us(), owner=owner.this_process(), epoch=run.epoch + 1, **changes
+    )
+    if not await _commit_held(engine.store, RunChange(after, audit, run.version), backend):
+        return None
+    try:
+        return await roll_back(engine, after, backend=backend, span=engine.no_span)
     finally:
-        owner.drop(token(run))
+        owner.drop(token(engine.store, run))
 
 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:
@@ -196,23 +245,22 @@ async def _move(
     engine: Engine, run: RunRecord, event: RunEvent, backend: Backend, *, synced: bool, **changes: str | None
 ) -> RunRecord:
     after, audit = transitions.move_run(run, event, now_us(), **changes)
-    finished = await backend.shielded(engine.store.commit, [RunChange(after, audit, run.version)], synced=synced)
+    await _save(engine.store, RunChange(after, audit, run.version), backend, synced=synced)
+    return after
+
+
+async def _save(store: Store, change: RunChange, backend: Backend, *, synced: bool) -> None:
+    finished = await backend.shielded(store.commit, [change], synced=synced)
     if not finished.value:
         raise StoreUnavailable(
-            f"the run {run.id!r} was taken over by another worker while this one was in it; this one changes "
+            f"the run {change.record.id!r} was taken over by another worker while this one was in it; this one changes "
             "nothing more"
         )
-    return after
 
 
 async def commit(engine: Engine, run: RunRecord, *, backend: Backend) -> RunRecord:
     """What was done so far is not undone by a later error."""
-    calls = await backend.io(engine.store.calls_of, run.namespace, run.id)
-    after, audit = transitions.move_run(
-        run,
-        RunEvent.COMMIT,
-        now_us(),
-        committed_seq=max((call.claim_seq for call in calls), default=run.committed_seq),
-    )
-    await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=True)
+    last = await backend.io(_last_claim, engine.store, run)
+    after, audit = transitions.move_run(run, RunEvent.COMMIT, now_us(), committed_seq=last)
+    await _save(engine.store, RunChange(after, audit, run.version), backend, synced=True)
     return after

@@ -1,9 +1,9 @@
 """Values to JSON text and back, without pickle and without importing anything by a stored name.
 
 Plain JSON goes as it is. A closed list of types beyond it travels as ``{"$type": ..., "value": ...}``: datetime, date,
-time, timedelta, Decimal, bytes, UUID, set, frozenset, tuple, integers of 2^53 and beyond, NaN and infinities, and mappings
-with keys that are not strings. An Enum is stored as its value, a dataclass or pydantic model as its data: they come
-back as plain values. Anything else cannot be encoded (``Unencodable``); the caller decides what that means.
+time, timedelta, Decimal, bytes, UUID, set, frozenset, tuple, integers of 2^53 and beyond, NaN and infinities, and
+mappings with keys that are not strings. An Enum is stored as its value, a dataclass or pydantic model as its data:
+they come back as plain values. Anything else cannot be encoded (``Unencodable``); the caller decides what that means.
 """
 
 from __future__ import annotations

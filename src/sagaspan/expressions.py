@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from sagaspan.exceptions import ConfigurationError
 
-
 _MACRO: Final = re.compile(r"\.(?:all|exists|exists_one|map|filter)\(\s*([A-Za-z_]\w*)\s*,")
 
 
@@ -44,4 +43,5 @@ class Expression:
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """The expression's value over ``values``; raises what CEL raises (``ValueError``, ``RuntimeError``, ...)."""
-        return self._program.execute(dict(values))
+        # Only what it reads: another argument may be an object that CEL has no type for.
+        return self._program.execute({name: value for name, value in values.items() if name in self.variables})

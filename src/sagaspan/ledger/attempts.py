@@ -88,7 +88,8 @@ def _never_awaited(call: Call, value: Any) -> Ended:
     if unstarted:
         value.close()
     error = ConfigurationError(
-        f"{call.tool.name!r} is not async but returned an awaitable; declare it with async def, so that its end is known"
+        f"{call.tool.name!r} is not async but returned an awaitable; declare it with async def, so that its end is "
+        "known"
     )
     return Ended(state=CallState.FAILED if unstarted else CallState.UNKNOWN, error=error)
 

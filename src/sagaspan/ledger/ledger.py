@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -18,7 +17,7 @@ from sagaspan import _owner as owner
 from sagaspan import codecs, semconv
 from sagaspan._call import Call, Result
 from sagaspan._clock import now_us
-from sagaspan._spans import error_type, traceparent_of
+from sagaspan._spans import error_message, error_type, traceparent_of
 from sagaspan.exceptions import (
     ApprovalDenied,
     CallInProgress,
@@ -51,25 +50,34 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._unsettled: deque[CallChange] = deque()
+        self._unsettled: dict[str, tuple[CallChange, Ended]] = {}
         self._lock = threading.Lock()
 
     async def __call__(self, call: Call) -> Result:
         """Claim, run and settle ``call``, or answer it from its record."""
-        owner.hold(call.id)
-        try:
-            claimed = await self._claim(call)
-            return claimed if isinstance(claimed, Result) else await self._run(*claimed)
-        finally:
-            owner.drop(call.id)
+        claimed = await self._claim(call)
+        return claimed if isinstance(claimed, Result) else await self._run(*claimed)
 
     async def serve(self, call: Call) -> Result | None:
         """The answer of the ledger without claiming anything; None if ``call`` is to be run."""
+        if self._unsettled:
+            await call.io(self.settle_leftovers)
         record = await call.io(self._find, call)
         if record is None:
+            if call.resumed and call.tool.policy.declared_write:
+                await call.io(self._check_resolved, call)
             return None
         answer = await self._answer(call, record)
         return answer if isinstance(answer, Result) else None
+
+    def settle_leftovers(self) -> None:
+        """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
+        with self._lock:
+            for call_id, (change, ended) in list(self._unsettled.items()):
+                if not self._store.commit([change], synced=False):
+                    self._settle_taken_over(call_id, ended)
+                del self._unsettled[call_id]
+                owner.drop(call_id)
 
     # -- claim ---------------------------------------------------------------------------------------------
 
@@ -91,6 +99,9 @@ class Ledger:
     async def _claim_again(self, call: Call, existing: CallRecord) -> tuple[Call, CallRecord] | None:
         """Claim a call that may run again; None if somebody else was faster. Raises ``RunClosed``."""
         if existing.run_id == call.run.id and existing.state is not CallState.COMPENSATED:
+            call = replace(
+                call, id=existing.id, generation=existing.generation, idempotency_key=existing.idempotency_key
+            )
             record, audit = transitions.claim_again(
                 existing, owner=owner.this_process(), now_us=now_us(), traceparent=traceparent_of(call.span)
             )
@@ -101,11 +112,8 @@ class Ledger:
             record, audit = transitions.open_call(_new_record(call))
             fresh = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
             changes = [CallChange(freed, freed_audit, existing.version), fresh]
-        owner.hold(record.id)
         if await self._commit_claim(call, changes):
             return call, record
-        if record.id != call.id:
-            owner.drop(record.id)
         await self._check_open(call)
         return None
 
@@ -115,18 +123,37 @@ class Ledger:
             raise _closed(call)
 
     async def _commit_claim(self, call: Call, changes: list[CallChange]) -> bool:
+        """Claim the call of the last change; it is held from before it is on disk until ``_run`` lets it go."""
         if self._unsettled:
-            await call.io(self._settle_leftovers)
-        finished = await call.shielded(self._store.commit, changes, synced=True)
-        if finished.interrupted is not None:
-            if finished.value:  # claimed, but the body never started: that is proof
-                await call.shielded(self._release, changes[-1].record)
-            raise finished.interrupted
-        return finished.value
+            await call.io(self.settle_leftovers)
+        record, claimed = changes[-1].record, False
+        owner.hold(record.id)
+        try:
+            finished = await call.shielded(self._store.commit, changes, synced=True)
+            if finished.interrupted is not None:
+                if finished.value:  # claimed, but the body never started: that is proof
+                    await call.shielded(self._release, record)
+                raise finished.interrupted
+            claimed = finished.value
+        finally:
+            if not claimed:
+                owner.drop(record.id)
+        return claimed
 
     def _release(self, record: CallRecord) -> None:
         after, audit = transitions.move_call(record, CallEvent.FAIL, now_us(), detail="cancelled before the body")
         self._store.commit([CallChange(after, audit, record.version)], synced=False)
+
+    def _check_resolved(self, call: Call) -> None:
+        """A resume that takes another path starts no write while an earlier one of the run is in doubt."""
+        for other in self._store.calls_of(call.run.namespace, call.run.id):
+            lost = other.state is CallState.RUNNING and owner.provably_dead(other.owner, other.id)
+            if other.declared_write and (lost or other.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN)):
+                raise OutcomeUnknown(
+                    f"tool {call.tool.name!r} did not run: nobody knows whether {other.tool!r} of this run happened; "
+                    f"a new write must not rest on a guess. Find out, then decide. See: sagaspan show {other.id}",
+                    call=call_info(other), tool_ran="no",
+                )  # fmt: skip
 
     def _find(self, call: Call) -> CallRecord | None:
         return self._store.find_call(call.run.namespace, call.key.scope, call.tool.name, call.key.value)
@@ -162,7 +189,7 @@ class Ledger:
         pause = 0.005
         while record.state is CallState.RUNNING:
             if owner.provably_dead(record.owner, record.id):
-                return await call.io(self._declare_dead, record), semconv.OUTCOME_EXECUTED
+                return await call.io(self._declare_dead, record), semconv.OUTCOME_REPLAYED
             if time.monotonic() > deadline:
                 raise CallInProgress(
                     f"tool {call.tool.name!r}: call {record.id} is still running elsewhere ({record.owner}); "
@@ -197,10 +224,11 @@ class Ledger:
 
         try:
             retry = call.tool.policy.retry or _ONCE
-            ended = await run_attempts(call, retry=retry, next_attempt=next_attempt, late=self._late(record.id))
-            finished = await call.shielded(self._settle, claim.record, ended)
+            ended = await run_attempts(call, retry=retry, next_attempt=next_attempt, late=self._late(claim))
+            finished = await call.shielded(self._settle, claim, ended)
         finally:
-            owner.drop(record.id)
+            if record.id not in self._unsettled:
+                owner.drop(record.id)
         error = finished.interrupted or ended.error
         return Result(
             value=ended.value,
@@ -210,7 +238,8 @@ class Ledger:
             record=finished.value,
         )
 
-    def _settle(self, record: CallRecord, ended: Ended) -> CallRecord:
+    def _settle(self, claim: _Claim, ended: Ended) -> CallRecord:
+        record = claim.record
         after, audit = transitions.move_call(
             record,
             _ENDINGS[ended.state],
@@ -225,49 +254,65 @@ class Ledger:
         except StoreError:
             # What succeeded must not be broken by its recording; the next claim fails closed until it is saved.
             _log.exception("call %s of tool %r ended but could not be recorded yet", record.id, record.tool)
-            self._unsettled.append(change)
+            self._unsettled[record.id] = change, ended
+        for value in claim.settled():
+            self._settle_late(record.id, value)
         return after
 
     def _settle_taken_over(self, call_id: str, ended: Ended) -> None:
         """Somebody judged us dead meanwhile: a result is evidence, anything else changes nothing."""
         if ended.state is CallState.DONE:
-            self._late(call_id)(ended.value)
+            self._settle_late(call_id, ended.value)
 
-    def _settle_leftovers(self) -> None:
-        with self._lock:
-            while self._unsettled:
-                self._store.commit([self._unsettled[0]], synced=False)
-                self._unsettled.popleft()
+    def _late(self, claim: _Claim) -> Callable[[Any], None]:
+        """Told of a result that came after its call was given up: it is evidence once the call is settled."""
 
-    def _late(self, call_id: str) -> Callable[[Any], None]:
-        """Settles a call as done whose result came after it was given up."""
+        def arrived(value: Any) -> None:
+            if not claim.keep(value):
+                self._settle_late(claim.record.id, value)
 
-        def settle(value: Any) -> None:
-            try:
-                record = self._store.get_call(call_id)
-                if record is None or record.state is not CallState.UNKNOWN:
-                    return
-                after, audit = transitions.move_call(
-                    record,
-                    CallEvent.SUCCEED,
-                    now_us(),
-                    detail="late result",
-                    **_outcome(Ended(state=CallState.DONE, value=value)),
-                )
-                self._store.commit([CallChange(after, audit, record.version)], synced=False)
-            except StoreError:
-                _log.exception("the late result of call %s could not be recorded; it stays unknown", call_id)
+        return arrived
 
-        return settle
+    def _settle_late(self, call_id: str, value: Any) -> None:
+        try:
+            record = self._store.get_call(call_id)
+            if record is None or record.state is not CallState.UNKNOWN:
+                return
+            after, audit = transitions.move_call(
+                record,
+                CallEvent.SUCCEED,
+                now_us(),
+                detail="late result",
+                **_outcome(Ended(state=CallState.DONE, value=value)),
+            )
+            self._store.commit([CallChange(after, audit, record.version)], synced=False)
+        except StoreError:
+            _log.exception("the late result of call %s could not be recorded; it stays unknown", call_id)
 
 
 class _Claim:
-    """The record in hand; it changes with every attempt."""
+    """The record in hand, which changes with every attempt; it keeps late results until it is settled."""
 
-    __slots__ = ("record",)
+    __slots__ = ("_kept", "_lock", "record")
 
     def __init__(self, record: CallRecord) -> None:
         self.record = record
+        self._kept: list[Any] | None = []
+        self._lock = threading.Lock()
+
+    def keep(self, value: Any) -> bool:
+        """Keep ``value`` for the settle; False if that is over."""
+        with self._lock:
+            if self._kept is None:
+                return False
+            self._kept.append(value)
+            return True
+
+    def settled(self) -> list[Any]:
+        """The values kept; from now on none is."""
+        with self._lock:
+            kept, self._kept = self._kept or [], None
+        return kept
 
 
 def _new_record(call: Call) -> CallRecord:
@@ -308,7 +353,7 @@ def _next_generation(call: Call, existing: CallRecord) -> Call:
 
 def _outcome(ended: Ended) -> dict[str, Any]:
     if ended.error is not None:
-        return {"error_type": error_type(ended.error), "error_message": str(ended.error) or None}
+        return {"error_type": error_type(ended.error), "error_message": error_message(ended.error)}
     try:
         return {"result": codecs.encode(ended.value), "result_lost": None}
     except codecs.Unencodable as problem:

@@ -29,6 +29,10 @@ _RUNS: Final = ", ".join(columns.RUN_COLUMNS)
 _AUDIT: Final = ", ".join(columns.AUDIT_COLUMNS)
 
 
+_inherited: Final[list[sqlite3.Connection]] = []
+"""Connections of a parent process: SQLite forbids a forked child even to close them."""
+
+
 def _marks(names: Sequence[str]) -> str:
     return ", ".join("?" * len(names))
 
@@ -67,7 +71,7 @@ class SqliteStore:
     """A ledger in one file (0600), opened at first use and again in a forked child."""
 
     def __init__(self, path: Path, *, migrate: str = "auto", durability: str = "normal", create: bool = True) -> None:
-        self.path = path
+        self.path = path = Path(os.path.realpath(path))  # one name for one file, wherever the process goes
         self.url = f"sqlite:///{path}"
         self._migrate = migrate == "auto"
         self._always_sync = durability == "full"
@@ -187,6 +191,8 @@ class SqliteStore:
         with self._lock:
             try:
                 if self._connection is None or self._pid != os.getpid():
+                    if self._connection is not None:
+                        _inherited.append(self._connection)
                     self._connection = self._open()
                     self._pid = os.getpid()
                 yield self._connection
@@ -203,6 +209,7 @@ class SqliteStore:
             cached_statements=64,
         )
         try:
+            current_version(connection, str(self.path))  # before anything is written to what may not be ours
             connection.execute("pragma journal_mode = wal")
             migrate(connection, str(self.path), apply=self._migrate)
             if self._create:
@@ -213,13 +220,13 @@ class SqliteStore:
         return connection
 
     def _prepare_file(self) -> None:
-        if self.path.is_file():
-            return
-        if not self._create:
-            raise StoreUnavailable(
-                f"there is no ledger at {self.path} yet; run an agent under a guard first, or name it with --store"
-            )
         try:
+            if self.path.is_file():
+                return
+            if not self._create:
+                raise StoreUnavailable(
+                    f"there is no ledger at {self.path} yet; run an agent under a guard first, or name it with --store"
+                )
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives WAL and SHM the same mode
         except OSError as error:

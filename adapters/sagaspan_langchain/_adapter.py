@@ -1,0 +1,55 @@
+"""The adapter of LangChain: knows its objects by where their classes come from, and imports it only to wrap one."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sagaspan import ConfigurationError, Guard
+from sagaspan.adapters import PolicyBook
+
+ROOTS: Final = frozenset({"langchain", "langchain_core", "langchain_classic", "langgraph"})
+
+
+class LangChainAdapter:
+    """Knows LangChain's and LangGraph's objects, and lists or tuples with a tool among them."""
+
+    def knows(self, target: object) -> bool:
+        """Whether ``target`` is of a class of LangChain's or LangGraph's; a plain function may stand beside tools."""
+        if isinstance(target, list | tuple):
+            return any(_is_of_langchain(item) for item in target)
+        return _is_of_langchain(target)
+
+    def wrap(
+        self,
+        guard: Guard,
+        target: Any,
+        book: PolicyBook,
+        *,
+        name: str | None,
+        run_id: str | None,
+        on_interrupt: Any,
+    ) -> Any:
+        """``target`` guarded, of the same type; raises ``ConfigurationError`` for anything it cannot guard."""
+        from sagaspan_langchain import _compat, _tools
+
+        _compat.check()
+        if isinstance(target, list | tuple) or _compat.is_tool(target):
+            if run_id is not None or on_interrupt is not None or name is not None:
+                raise ConfigurationError(
+                    "a wrapped tool opens no run and keeps its name, so it takes no name, run_id or on_interrupt; "
+                    "wrap the agent, or call it within guard.run(...)"
+                )
+            return _tools.wrap_tools(guard, target, book)
+        if _compat.is_graph(target):
+            from sagaspan_langchain import _graphs
+
+            opening = _graphs.Opening(name=name, run_id=run_id, on_interrupt=on_interrupt)
+            return _graphs.wrap_graph(guard, target, book, opening)
+        raise ConfigurationError(
+            f"guard.wrap cannot guard a {type(target).__module__}.{type(target).__qualname__} yet: wrap the agent or "
+            "graph (what create_agent or StateGraph.compile returns), or its tools"
+        )
+
+
+def _is_of_langchain(target: object) -> bool:
+    return any(kind.__module__.partition(".")[0] in ROOTS for kind in type(target).__mro__)

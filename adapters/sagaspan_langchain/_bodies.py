@@ -1,0 +1,160 @@
+"""One call of a tool's body: what of LangChain's call the ledger records, and what LangChain gets back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeGuard
+
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langchain_core.tools import Tool as SingleInputTool
+from langgraph.errors import GraphBubbleUp
+
+from sagaspan import Guard, Policy, ToolTimeout
+from sagaspan.adapters import Tool
+from sagaspan_langchain import _compat
+from sagaspan_langchain import _errors as errors
+from sagaspan_langchain import _results as results
+from sagaspan_langchain._marks import own_class
+from sagaspan_langchain._shapes import Shape, shape_of
+
+_NOTHING: Final = object()
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One ``run`` of a tool: what its body and the code around it have to tell each other."""
+
+    tool_call_id: str | None
+    ends: BaseException | None = None  # leaves the agent, whatever handled it meanwhile
+    data: dict[str, Any] | None = None  # a failure the policy wants told as data
+
+
+invocation_in_force: ContextVar[Invocation | None] = ContextVar("sagaspan_langchain_invocation", default=None)
+
+
+def _invocation() -> Invocation:
+    return invocation_in_force.get() or Invocation(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A guarded body: the ``tool`` the ledger knows, and how LangChain's arguments become the ledger's."""
+
+    tool: Tool
+    shape: Shape
+    has_artifact: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class BodyCall:
+    """One call of a body; ``run`` is the unguarded ``_run`` or ``_arun``."""
+
+    body: Body
+    run: Callable[..., Any]
+    invocation: Invocation = field(default_factory=_invocation)
+    returned: Any = None
+    recorded: Any = _NOTHING
+    raised: Exception | None = None
+
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
+        """The arguments that identify the call, and what runs its body with them."""
+        arguments, hidden, by_position = self.body.shape.split(args, kwargs)
+
+        def call(final: Mapping[str, Any]) -> Any:
+            named = {**hidden, **final}
+            return self.run(*[named.pop(name) for name in by_position], **named)
+
+        def invoke(final: Mapping[str, Any]) -> Any:
+            with self._watched():
+                return self._recordable(call(final))
+
+        async def ainvoke(final: Mapping[str, Any]) -> Any:
+            with self._watched():
+                return self._recordable(await call(final))
+
+        return arguments, ainvoke if self.body.tool.is_async else invoke
+
+    @contextlib.contextmanager
+    def judged(self) -> Iterator[None]:
+        """Note a critical failure before LangChain's error handling sees it: that must not swallow it."""
+        try:
+            yield
+        except Exception as error:
+            refused = errors.told(error) is not None and not isinstance(error, ToolTimeout)
+            if self.body.tool.policy.critical and not refused and not isinstance(error, GraphBubbleUp):
+                self.invocation.ends = error
+            raise
+
+    def delivered(self, value: Any) -> Any:
+        """What LangChain goes on with: the body's own object, a rebuilt recorded one, or its failure as data."""
+        if self.recorded is value:
+            return self.returned
+        if not self._is_failure(value):
+            return results.from_record(value, self.invocation.tool_call_id)
+        self.invocation.data = value
+        raise self.raised or ToolException(value["error"])
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        self.recorded = _NOTHING
+        try:
+            yield
+        except Exception as error:
+            self.raised = error
+            raise
+
+    def _recordable(self, value: Any) -> Any:
+        self.returned = value
+        self.recorded = results.to_record(value, has_artifact=self.body.has_artifact)
+        return self.recorded
+
+    def _is_failure(self, value: Any) -> bool:
+        """Whether ``value`` is the guard's account of a failure (``critical=False``) rather than a result."""
+        is_account = isinstance(value, dict) and set(value) == {"status", "error", "call"}
+        return self.body.tool.policy.critical is False and is_account
+
+
+# -- reading a tool --------------------------------------------------------------------------------------------
+
+
+def body_of(guard: Guard, tool: BaseTool, policy: Policy, *, is_async: bool) -> Body | None:
+    """The guarded body of one kind, or None if the tool has none of that kind."""
+    function = function_of(tool, is_async=is_async)
+    if function is None:
+        return None
+    shape = shape_of(tool, function, _compat.method_of(own_class(tool), is_async=is_async))
+    defined = guard.define(
+        function,
+        name=tool.name,
+        policy=policy,
+        signature=shape.signature,
+        is_async=is_async,
+        description=tool.description,
+        suspends=(GraphBubbleUp,),
+    )
+    return Body(tool=defined, shape=shape, has_artifact=tool.response_format == "content_and_artifact")
+
+
+def function_of(tool: BaseTool, *, is_async: bool) -> Callable[..., Any] | None:
+    """The user's function behind ``_run`` or ``_arun``; None where there is none, or one delegates to the other."""
+    method = _compat.method_of(own_class(tool), is_async=is_async)
+    if is_async and method is _compat.method_of(BaseTool, is_async=True):  # as LangChain tells whether there is one
+        return None
+    if keeps_functions(tool):
+        return tool.coroutine if is_async else tool.func
+    return method
+
+
+def keeps_functions(tool: BaseTool) -> TypeGuard[StructuredTool | SingleInputTool]:
+    """Whether the bodies are functions in ``func`` and ``coroutine``, rather than methods of a class of the user's."""
+    own = _methods(own_class(tool))
+    return own in (_methods(StructuredTool), _methods(SingleInputTool))
+
+
+def _methods(kind: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return _compat.method_of(kind, is_async=False), _compat.method_of(kind, is_async=True)

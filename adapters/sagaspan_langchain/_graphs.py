@@ -1,0 +1,146 @@
+"""A compiled graph whose tools are guarded and whose invocations are runs; the original graph is left as it is.
+
+The copy is of a subclass of the graph's own class that overrides ``stream`` and ``astream``, through which LangGraph
+sends ``invoke``, ``batch`` and the event streams too. What the class holds survives ``with_config`` and ``copy``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from langchain_core.runnables.base import RunnableBindingBase, RunnableSequence
+from langchain_core.tools import BaseTool
+from langgraph.prebuilt import ToolNode
+from langgraph.pregel import Pregel
+
+from sagaspan import ConfigurationError, Guard
+from sagaspan.adapters import PolicyBook
+from sagaspan_langchain import _compat
+from sagaspan_langchain._marks import guard_of, subclass
+from sagaspan_langchain._tools import guard_in_agent
+from sagaspan_langchain._turns import Opening, Turn
+
+__all__ = ["Opening", "wrap_graph"]
+_END: Final = object()
+Graph = Pregel[Any, Any, Any, Any]
+
+
+def wrap_graph(guard: Guard, graph: Graph, book: PolicyBook, opening: Opening) -> Graph:
+    """``graph`` guarded; raises ``ConfigurationError`` for a policy of a tool it does not have."""
+    if guard_of(graph) is not None:
+        # Not silently the same object: policies given to a second wrap would do nothing.
+        raise ConfigurationError(
+            f"the agent {graph.get_name()!r} is guarded already; wrap it once, with all its policies"
+        )
+    peers = {name: tool for node in _tool_nodes(graph) for name, tool in _compat.tools_of(node).items()}
+    book.check_names(list(peers), where=f"the agent {graph.get_name()!r}")
+    surgery = _Surgery(guard=guard, book=book, peers=peers, seen={})
+    opening = opening.named(graph.get_name())
+    return _of_class(_guarded_class(guard, type(graph), opening), graph, surgery.nodes(graph))
+
+
+def _of_class(kind: type[Graph], graph: Graph, nodes: dict[str, Any]) -> Graph:
+    """The same graph with other nodes, as an object of ``kind``: no constructor runs, so nothing of it is lost."""
+    copied = object.__new__(kind)
+    copied.__dict__.update(graph.__dict__, nodes=nodes)
+    return copied
+
+
+# -- the tools inside ------------------------------------------------------------------------------------------
+
+
+def _tool_nodes(graph: Graph) -> Iterator[ToolNode]:
+    for node in graph.nodes.values():
+        yield from _tool_nodes_in(node.bound)
+
+
+def _tool_nodes_in(step: Any) -> Iterator[ToolNode]:
+    if isinstance(step, ToolNode):
+        yield step
+    elif isinstance(step, Pregel):
+        yield from _tool_nodes(step)
+    elif isinstance(step, RunnableBindingBase):
+        yield from _tool_nodes_in(step.bound)
+    elif isinstance(step, RunnableSequence):
+        for part in step.steps:
+            yield from _tool_nodes_in(part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Surgery:
+    """Copies of nodes whose tools are guarded; what holds no tool is shared with the original."""
+
+    guard: Guard
+    book: PolicyBook
+    peers: dict[str, BaseTool]
+    seen: dict[int, Any]
+
+    def nodes(self, graph: Graph) -> dict[str, Any]:
+        return {name: self._node(node) for name, node in graph.nodes.items()}
+
+    def _node(self, node: Any) -> Any:
+        bound = self._step(node.bound)
+        if bound is node.bound:
+            return node
+        update = {"bound": bound}
+        if node.subgraphs:
+            update["subgraphs"] = [self._step(inner) for inner in node.subgraphs]
+        return node.copy(update)
+
+    def _step(self, step: Any) -> Any:
+        """``step`` with guarded tools, or itself; one object has one copy wherever it stands."""
+        if id(step) not in self.seen:
+            self.seen[id(step)] = self._copied(step)
+        return self.seen[id(step)]
+
+    def _tool(self, tool: BaseTool) -> BaseTool:
+        return guard_in_agent(self.guard, tool, self.book, self.peers)
+
+    def _copied(self, step: Any) -> Any:
+        if isinstance(step, ToolNode):
+            return _compat.with_tools(step, {name: self._tool(tool) for name, tool in _compat.tools_of(step).items()})
+        if not any(True for _ in _tool_nodes_in(step)):
+            return step
+        if isinstance(step, Pregel):
+            return _of_class(type(step), step, self.nodes(step))
+        if isinstance(step, RunnableBindingBase):
+            return step.model_copy(update={"bound": self._step(step.bound)})
+        first, *middle, last = (self._step(part) for part in step.steps)
+        return step.model_copy(update={"first": first, "middle": middle, "last": last})
+
+
+# -- the class that is made for one graph ----------------------------------------------------------------------
+
+
+def _guarded_class(guard: Guard, base: type[Graph], opening: Opening) -> type[Graph]:
+    @functools.wraps(base.stream)
+    def stream(self: Graph, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002 - LangGraph's word
+        turn = Turn.enter(guard, opening, self, input, config)
+        chunks: Any = base.stream(self, input, turn.config, **options)
+        failure: BaseException | None = None
+        try:
+            while (chunk := turn.step(lambda: next(chunks, _END))) is not _END:
+                yield chunk
+        except BaseException as error:  # noqa: BLE001 - raised again once the run knows
+            failure = error
+            turn.step(chunks.close)
+        turn.leave(failure)
+
+    @functools.wraps(base.astream)
+    async def astream(self: Graph, input: Any, config: Any = None, **options: Any) -> AsyncIterator[Any]:  # noqa: A002 - as above
+        turn = await Turn.aenter(guard, opening, self, input, config)
+        chunks: Any = base.astream(self, input, turn.config, **options)
+        failure: BaseException | None = None
+        try:
+            while (chunk := await turn.astep(lambda: anext(chunks, _END))) is not _END:
+                yield chunk
+        except BaseException as error:  # noqa: BLE001 - raised again once the run knows
+            failure = error
+            await turn.astep(chunks.aclose)
+        await turn.aleave(failure)
+
+    made: type[Graph] = subclass(guard, base, {"stream": stream, "astream": astream})
+    return made

@@ -1,0 +1,141 @@
+"""The class that is made for one guarded tool: the tool's own, with guarded bodies.
+
+Its object shares the original's state. Only ``_run`` and ``_arun``, the bodies, go through the guard: LangChain still
+parses the arguments, injects what it injects, formats the result and calls its callbacks. ``run`` and ``arun`` around
+them learn the model's call id and turn the guard's refusals into a message for the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool
+
+from sagaspan import Guard, SagaspanError
+from sagaspan_langchain import _compat
+from sagaspan_langchain import _errors as errors
+from sagaspan_langchain._bodies import Body, BodyCall, Invocation, invocation_in_force
+from sagaspan_langchain._marks import subclass
+
+_STATE: Final = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+
+
+def guarded_twin(guard: Guard, tool: BaseTool, *, sync: Body | None, async_: Body | None) -> BaseTool:
+    """``tool`` as an object of a class made for it; a body that is None stays as it is."""
+    base = type(tool)
+    members: dict[str, Any] = {"run": _run_of(base), "arun": _arun_of(base)}
+    if sync is not None:
+        members["_run"] = _body_run(guard, tool, sync)
+    if async_ is not None:
+        members["_arun"] = _body_arun(guard, tool, async_)
+    return _twin(tool, subclass(guard, base, members))
+
+
+def _twin(tool: BaseTool, kind: type[BaseTool]) -> BaseTool:
+    """An object of ``kind`` with the very state of ``tool``: what either changes, both have."""
+    twin = object.__new__(kind)
+    for name in _STATE:
+        object.__setattr__(twin, name, getattr(tool, name, None))
+    return twin
+
+
+# -- around LangChain's run: from its arguments to its message -------------------------------------------------
+
+
+def _run_of(base: type[BaseTool]) -> Callable[..., Any]:
+    @functools.wraps(base.run)
+    def run(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
+        with _invoked(kwargs) as invocation:
+            failure: Exception | None = None
+            output = None
+            try:
+                output = base.run(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - raised again, unless it is for the model
+                failure = error
+            return _answer(self, invocation, output, failure)
+
+    return run
+
+
+def _arun_of(base: type[BaseTool]) -> Callable[..., Any]:
+    @functools.wraps(base.arun)
+    async def arun(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
+        with _invoked(kwargs) as invocation:
+            failure: Exception | None = None
+            output = None
+            try:
+                output = await base.arun(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - raised again, unless it is for the model
+                failure = error
+            return _answer(self, invocation, output, failure)
+
+    return arun
+
+
+@contextlib.contextmanager
+def _invoked(kwargs: Mapping[str, Any]) -> Iterator[Invocation]:
+    invocation = Invocation(kwargs.get("tool_call_id"))
+    token = invocation_in_force.set(invocation)
+    try:
+        yield invocation
+    finally:
+        invocation_in_force.reset(token)
+
+
+def _answer(tool: BaseTool, invocation: Invocation, output: Any, failure: Exception | None) -> Any:
+    """LangChain's output, or the answer that tells the model of ``failure``; raises if it is not for the model."""
+    if invocation.ends is not None:  # even if LangChain made a message of it
+        raise errors.leaving(invocation.ends) from None
+    if failure is None:
+        return output
+    data = errors.told(failure) or invocation.data
+    if data is None:
+        raise errors.leaving(failure) if isinstance(failure, SagaspanError) else failure
+    if invocation.tool_call_id is None:
+        return data
+    return ToolMessage(json.dumps(data), name=tool.name, tool_call_id=invocation.tool_call_id, status="error")
+
+
+# -- the bodies ------------------------------------------------------------------------------------------------
+
+
+def _body_run(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
+    original = _compat.method_of(type(tool), is_async=False)
+
+    # LangChain reads the signature to decide what to inject: it must stay the original's.
+    @functools.wraps(original)
+    def _run(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
+        call = BodyCall(body=body, run=functools.partial(original, _unguarded(tool, self)))
+        arguments, invoke = call.prepare(args, kwargs)
+        with call.judged():
+            value = guard.call_tool(body.tool, arguments, invoke, tool_call_id=call.invocation.tool_call_id)
+        return call.delivered(value)
+
+    return _run
+
+
+def _body_arun(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
+    original = _compat.method_of(type(tool), is_async=True)
+
+    @functools.wraps(original)
+    async def _arun(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
+        call = BodyCall(body=body, run=functools.partial(original, _unguarded(tool, self)))
+        arguments, invoke = call.prepare(args, kwargs)
+        with call.judged():
+            value = await guard.acall_tool(body.tool, arguments, invoke, tool_call_id=call.invocation.tool_call_id)
+        return call.delivered(value)
+
+    return _arun
+
+
+def _unguarded(tool: BaseTool, guarded: BaseTool) -> BaseTool:
+    """The object whose body runs: the original, or the like of a copy that somebody made of the guarded tool.
+
+    Its class is the original one, so that a body which calls ``self._run`` is not guarded twice.
+    """
+    return tool if guarded.__dict__ is tool.__dict__ else _twin(guarded, type(tool))

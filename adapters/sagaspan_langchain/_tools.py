@@ -1,0 +1,122 @@
+"""Guarding tools, alone, in a list or in an agent: whose policy, whose compensation, and never twice."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from langchain_core.tools import BaseTool
+
+from sagaspan import ConfigurationError, Guard, Policy
+from sagaspan.adapters import PolicyBook, guard_function, tool_behind
+from sagaspan_langchain._bodies import body_of, function_of, keeps_functions
+from sagaspan_langchain._marks import guard_of
+from sagaspan_langchain._subclasses import guarded_twin
+
+
+def wrap_tools(guard: Guard, target: Any, book: PolicyBook) -> Any:
+    """One tool, or a list or tuple of tools and functions, guarded; the container keeps its type."""
+    if not isinstance(target, list | tuple):
+        book.check_names([target.name], where=f"the tool {target.name!r}")
+        return guard_tool(guard, target, book, {target.name: target})
+    peers = {item.name: item for item in target if isinstance(item, BaseTool)}
+    functions = [item.__name__ for item in target if _is_function(item)]
+    book.check_names([*peers, *functions], where="this list of tools")
+    return type(target)(_guarded_item(guard, item, book, peers) for item in target)
+
+
+def guard_in_agent(guard: Guard, tool: BaseTool, book: PolicyBook, peers: Mapping[str, BaseTool]) -> BaseTool:
+    """A tool of an agent, guarded; one that its owner guarded already stays as it is."""
+    owner = guard_of(tool)
+    if owner is None:
+        return guard_tool(guard, tool, book, peers)
+    if owner is not guard:
+        raise ConfigurationError(f"the tool {tool.name!r} is guarded by another guard; wrap the agent with that one")
+    _refuse_policy(tool.name, book)
+    return tool
+
+
+def guard_tool(guard: Guard, tool: BaseTool, book: PolicyBook, peers: Mapping[str, BaseTool]) -> BaseTool:
+    """``tool`` guarded; ``peers`` are the tools a compensation can be named after."""
+    if guard_of(tool) is not None:
+        # Not silently the same object: policies given to a second wrap would do nothing.
+        raise ConfigurationError(f"the tool {tool.name!r} is guarded already; wrap it once, with all its policies")
+    if tool_behind(_function(tool)) is not None:  # a @guard.tool function: guarded where it is declared
+        _refuse_policy(tool.name, book)
+        return guarded_twin(guard, tool, sync=None, async_=None)
+    policy = _with_compensation(tool.name, guard.policy_for(tool.name, Policy(), book), peers)
+    sync = body_of(guard, tool, policy, is_async=False)
+    return guarded_twin(guard, tool, sync=sync, async_=body_of(guard, tool, policy, is_async=True))
+
+
+def _guarded_item(guard: Guard, item: Any, book: PolicyBook, peers: Mapping[str, BaseTool]) -> Any:
+    if isinstance(item, BaseTool):
+        return guard_tool(guard, item, book, peers)
+    if _is_function(item):
+        return guard_function(guard, item, item.__name__, book)
+    if isinstance(item, dict):  # a tool the provider runs: there is no body here
+        return item
+    raise ConfigurationError(
+        f"a {type(item).__qualname__} in a list of tools is neither a LangChain tool nor a function"
+    )
+
+
+def _is_function(item: Any) -> bool:
+    return callable(item) and hasattr(item, "__name__") and not isinstance(item, type)
+
+
+def _refuse_policy(name: str, book: PolicyBook) -> None:
+    if name in book.names():
+        raise ConfigurationError(
+            f"the tool {name!r} is guarded already; give its policy where that happens, not to this wrap"
+        )
+
+
+def _with_compensation(name: str, policy: Policy, peers: Mapping[str, BaseTool]) -> Policy:
+    """``policy`` with the function of the agent's tool that its ``compensate`` names, under the tool's name."""
+    if not isinstance(policy.compensate, str) or policy.compensate not in peers:
+        return policy
+    undo = peers[policy.compensate]
+    if undo.name == name:
+        raise ConfigurationError(f"the tool {name!r} cannot compensate itself")
+    function = _function(undo)
+    if not keeps_functions(undo):
+        function = functools.partial(function, undo)
+    behind = tool_behind(function)
+    return policy.replace(compensate=_named(behind.function if behind else function, undo.name))
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``function`` under the name the ledger shall record, with its signature and its module."""
+    if inspect.iscoroutinefunction(function):
+
+        async def undo_async(**arguments: Any) -> Any:
+            return await function(**arguments)
+
+        undo: Callable[..., Any] = undo_async
+    else:
+
+        def undo_sync(**arguments: Any) -> Any:
+            return function(**arguments)
+
+        undo = undo_sync
+    undo.__name__ = name
+    undo.__module__ = getattr(_innermost(function), "__module__", "")
+    undo.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # as inspect reads it
+    return undo
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _function(tool: BaseTool) -> Callable[..., Any]:
+    """The user's function, the synchronous one if there are two."""
+    function = function_of(tool, is_async=False) or function_of(tool, is_async=True)
+    if function is None:
+        raise ConfigurationError(f"the tool {tool.name!r} has neither a function nor a coroutine to guard")
+    return function

@@ -1,0 +1,227 @@
+"""One invocation of a guarded graph is one run: joined if one is in force, else opened, resumed, paused and left here.
+
+With a LangGraph ``thread_id`` the runs of a conversation are ``THREAD/1``, ``THREAD/2``, ...: new input opens the next,
+``None`` or ``Command(resume=...)`` goes on with the last. The run is in force while a step of the graph runs, never
+across a ``yield``: there the code is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self, TypeVar
+from uuid import UUID
+from weakref import WeakSet
+
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
+from langgraph.pregel import Pregel
+from langgraph.types import Command, StateSnapshot
+
+from sagaspan import Guard, Run
+from sagaspan_langchain import _compat
+from sagaspan_langchain import _errors as errors
+
+T = TypeVar("T")
+Graph = Pregel[Any, Any, Any, Any]
+_PAUSES: Final = (GraphInterrupt, GraphDrained)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a wrapped graph opens its runs."""
+
+    name: str | None
+    run_id: str | None
+    on_interrupt: Literal["hold", "compensate"] | None
+    agent: str | None = None
+
+    def named(self, agent: str) -> Self:
+        """For the graph called ``agent``, which names the runs too unless the user did."""
+        return replace(self, name=self.name or agent, agent=agent)
+
+
+class Turn:
+    """One invocation: its run, and what must happen to that when the invocation ends."""
+
+    def __init__(self, guard: Guard, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None) -> None:
+        seen = _compat.in_force(graph.config, config)
+        self._guard = guard
+        self._opening = opening
+        self._nested = _compat.is_nested(seen)
+        self._continues = asked is None or (isinstance(asked, Command) and asked.resume is not None)
+        thread = seen.get("configurable", {}).get("thread_id")
+        self._thread = None if thread is None else str(thread)
+        self._has_history = self._thread is not None and isinstance(graph.checkpointer, BaseCheckpointSaver)
+        self._watch = _Watch()
+        self._joined = guard.current_run()
+        self._run: Run
+        # Inside another graph's node it is that graph that pauses, and its own watch that sees it.
+        self.config = config if self._nested else _compat.merged(config, {"callbacks": [self._watch]})
+
+    @classmethod
+    def enter(cls, guard: Guard, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None) -> Self:
+        """Begin an invocation with the input ``asked``; raises what entering a run raises."""
+        turn = cls(guard, opening, graph, asked, config)
+        snapshot = graph.get_state(config or {}) if turn._goes_on else None
+        if turn._joined is None:
+            turn._run = turn._next_run(turn._turn_id())
+            turn._run.__enter__()
+            turn._run.deactivate()
+        turn._go_on(snapshot)
+        return turn
+
+    @classmethod
+    async def aenter(
+        cls, guard: Guard, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None
+    ) -> Self:
+        """As ``enter``, in a running loop."""
+        turn = cls(guard, opening, graph, asked, config)
+        snapshot = await graph.aget_state(config or {}) if turn._goes_on else None
+        if turn._joined is None:
+            turn._run = turn._next_run(await asyncio.to_thread(turn._turn_id) if turn._thread else None)
+            await turn._run.__aenter__()
+            turn._run.deactivate()
+        if snapshot is None:
+            turn._go_on(None)
+        else:
+            await asyncio.to_thread(turn._go_on, snapshot)
+        return turn
+
+    # -- which run ---------------------------------------------------------------------------------------------
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._continues and self._has_history and not self._nested
+
+    def _next_run(self, turn_id: str | None) -> Run:
+        opening = self._opening
+        return self._guard.run(
+            opening.name or "agent",
+            id=opening.run_id or turn_id,
+            conversation=self._thread,
+            agent=opening.agent,
+            on_interrupt=opening.on_interrupt,
+        )
+
+    def _turn_id(self) -> str | None:
+        if self._thread is None:
+            return None
+        turns = self._guard.turns_of(self._thread)
+        if self._continues:
+            last = next((turn.id for turn in turns if turn.name == self._opening.name), None)
+            if last is not None:
+                return last
+        number = int(turns[0].id.rpartition("/")[2]) if turns else 0
+        return f"{self._thread}/{number + 1}"
+
+    def _go_on(self, snapshot: StateSnapshot | None) -> None:
+        """Take up a run where its checkpoint stands: what that answers is not asked again, so an equal call is new."""
+        if self._joined is not None:
+            self._run = self._joined
+        self._run.go_on()
+        if snapshot is not None and self._run.resumed and self._run not in _counted:
+            _counted.add(self._run)
+            self._run.answered_elsewhere(_answered(snapshot))
+
+    # -- while it runs -----------------------------------------------------------------------------------------
+
+    def step(self, advance: Callable[[], T]) -> T:
+        """One step of the graph, with the run in force."""
+        with self._in_force():
+            return advance()
+
+    async def astep(self, advance: Callable[[], Awaitable[T]]) -> T:
+        """As ``step``, awaiting it."""
+        with self._in_force():
+            return await advance()
+
+    @contextlib.contextmanager
+    def _in_force(self) -> Iterator[None]:
+        if self._joined is not None:  # it is in force here already, with the caller's own span over it
+            yield
+            return
+        self._run.activate()
+        try:
+            yield
+        finally:
+            self._run.deactivate()
+
+    # -- how it ends -------------------------------------------------------------------------------------------
+
+    def leave(self, failure: BaseException | None) -> None:
+        """End the invocation, and the run if it opened it; raises ``failure`` as the caller shall see it."""
+        shown = self._shown(failure)
+        error = self._ending(shown)
+        if self._joined is None:
+            self._run.activate()
+            self._run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        if shown is not None:
+            raise shown
+
+    async def aleave(self, failure: BaseException | None) -> None:
+        """As ``leave``, in a running loop."""
+        shown = self._shown(failure)
+        error = self._ending(shown)
+        if self._joined is None:
+            self._run.activate()
+            await self._run.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        if shown is not None:
+            raise shown
+
+    def _shown(self, failure: BaseException | None) -> BaseException | None:
+        """The error itself, unless it still has to pass the error handlers of the graph around this one."""
+        if failure is None or (self._nested and self._joined is not None):
+            return failure
+        return errors.original(failure)
+
+    def _ending(self, shown: BaseException | None) -> BaseException | None:
+        """What ends the run: LangGraph's control flow does not; the run pauses with the graph."""
+        paused = isinstance(shown, _PAUSES) or (shown is None and self._watch.paused)
+        if paused and (self._joined is None or not self._nested):
+            self._run.pause()
+        return None if isinstance(shown, GraphBubbleUp) else shown
+
+
+_counted: WeakSet[Run] = WeakSet()
+"""Runs whose answered calls were counted: a second resume in the same block counts them itself."""
+
+
+class _Watch(GraphCallbackHandler):
+    """Sees whether the graph was interrupted; its end looks the same otherwise (langchain.md, fact 9)."""
+
+    run_inline = True
+    ignore_llm = ignore_chat_model = ignore_retriever = ignore_agent = ignore_custom_event = True
+
+    def __init__(self) -> None:
+        self.paused = False
+        self._root: UUID | None = None
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **details: Any) -> None:  # noqa: ARG002 - LangChain's signature
+        self._root = self._root or run_id
+
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:
+        # A graph of its own that a tool invokes inherits this handler: its pause is not ours.
+        self.paused = self.paused or event.run_id == self._root
+
+
+def _answered(snapshot: StateSnapshot) -> set[str]:
+    """The ids of the tool calls that the checkpoint answers; one that a provider used again is open again."""
+    answered: set[str] = set()
+    for message in _messages(snapshot.values):
+        if isinstance(message, AIMessage):
+            answered -= {call["id"] for call in message.tool_calls if call["id"] is not None}
+        elif isinstance(message, ToolMessage):
+            answered.add(message.tool_call_id)
+    return answered
+
+
+def _messages(values: Any) -> Iterator[Any]:
+    for value in values.values() if isinstance(values, dict) else [values]:
+        if isinstance(value, list):
+            yield from value

@@ -1,0 +1,1 @@
+"""The LangChain adapter: real agents, real tools, real SQLite ledgers."""

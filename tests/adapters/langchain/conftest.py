@@ -1,0 +1,22 @@
+"""A guard with its own ledger, and a log of what really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sagaspan import Guard
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[Guard]:
+    with Guard(f"sqlite:///{tmp_path}/ledger.db") as guard:
+        yield guard
+
+
+@pytest.fixture
+def world() -> list[object]:
+    """Every effect of a tool is appended here."""
+    return []

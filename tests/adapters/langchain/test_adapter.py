@@ -1,0 +1,41 @@
+"""Finding the adapter and the versions it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sagaspan import ConfigurationError
+from sagaspan_langchain import _compat, adapter
+
+
+def test_the_adapter_imports_no_framework() -> None:
+    """Importing the adapter, and asking it about foreign objects, imports neither LangChain nor LangGraph."""
+    code = (
+        "import sys, sagaspan_langchain\n"
+        "assert not sagaspan_langchain.adapter.knows(print)\n"
+        "assert not sagaspan_langchain.adapter.knows([])\n"
+        "found = [name for name in sys.modules if name.startswith(('langchain', 'langgraph'))]\n"
+        "assert not found, found\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_it_knows_objects_by_where_their_classes_come_from() -> None:
+    """A subclass of a LangChain class in the user's module is LangChain's; its look-alikes are not."""
+    from tests.adapters.langchain.test_differential import Method
+
+    assert adapter.knows(Method())
+    assert adapter.knows((Method(), print))
+    assert not adapter.knows(object())
+
+
+def test_missing_internals_are_named_with_the_versions_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LangGraph that has changed underneath is refused when something is wrapped, with what is needed."""
+    monkeypatch.delattr(_compat.BaseTool, "_filter_injected_args")
+    _compat.check.cache_clear()
+    with pytest.raises(ConfigurationError, match=r"langgraph>=1\.2\.12.*installed: langchain-core"):
+        _compat.check()
+    _compat.check.cache_clear()

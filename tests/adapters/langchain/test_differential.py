@@ -1,0 +1,187 @@
+"""Wrapped and unwrapped agents say the same, for many shapes of tools and every way to invoke them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.tools import InjectedState, ToolRuntime
+from langchain_core._api import LangChainBetaWarning
+from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, Tool, ToolException, tool
+from langgraph.config import get_stream_writer
+from langgraph.types import Command
+from pydantic import BaseModel, Field
+
+from sagaspan import Guard
+from tests.adapters.langchain.scripts import ask, essence, model
+
+
+@tool
+def plain(x: int) -> int:
+    """A function."""
+    return x + 1
+
+
+@tool
+async def awaited(x: int) -> int:
+    """A coroutine."""
+    return x + 1
+
+
+class Arguments(BaseModel):
+    """Arguments with descriptions and a default."""
+
+    x: int = Field(description="a number", ge=0)
+    y: list[str] = Field(default_factory=lambda: ["a"])
+
+
+@tool(args_schema=Arguments)
+def described(x: int, y: list[str]) -> str:
+    """A function with a schema of its own."""
+    return f"{x} {y}"
+
+
+@tool(response_format="content_and_artifact")
+def with_artifact(x: int) -> tuple[str, Any]:
+    """Content and artifact."""
+    return "content", {"x": x}
+
+
+@tool
+def with_state(x: int, state: Annotated[dict[str, Any], InjectedState]) -> str:
+    """State."""
+    return f"{x} {len(state['messages'])}"
+
+
+@tool
+def with_field(x: int, messages: Annotated[list[Any], InjectedState("messages")]) -> str:
+    """A field of the state."""
+    return f"{x} {len(messages)}"
+
+
+@tool
+def with_runtime(x: int, runtime: ToolRuntime) -> str:
+    """Runtime."""
+    return f"{x} {len(runtime.state['messages'])} {len(runtime.tools)}"
+
+
+@tool
+def with_config(x: int, config: RunnableConfig) -> str:
+    """Config."""
+    return f"{x} {config['metadata']['m']}"
+
+
+@tool
+def with_writer(x: int) -> str:
+    """Stream writer."""
+    get_stream_writer()({"x": x})
+    return "ok"
+
+
+@tool
+def commanding(x: int, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+    """Command."""
+    return Command(update={"messages": [ToolMessage(f"cmd {x}", tool_call_id=tool_call_id)]})
+
+
+@tool(return_direct=True)
+def direct(x: int) -> str:
+    """Return directly."""
+    return f"direct {x}"
+
+
+@tool
+def blocks(x: int) -> list[dict[str, Any]]:
+    """Content blocks."""
+    return [{"type": "text", "text": str(x)}]
+
+
+@tool
+def none(x: int) -> None:
+    """Nothing."""
+
+
+@tool
+def failing(x: int) -> str:
+    """Fail."""
+    raise ValueError(f"bad {x}")
+
+
+def _raising(x: int) -> str:
+    """Raise."""
+    raise ToolException(f"tool says {x}")
+
+
+class Method(BaseTool):
+    """A tool class with both bodies."""
+
+    name: str = "method"
+    description: str = "A class."
+
+    def _run(self, x: int, run_manager: Any = None) -> str:
+        return f"sync {x} {run_manager is not None}"
+
+    async def _arun(self, x: int, run_manager: Any = None) -> str:
+        return f"async {x} {run_manager is not None}"
+
+
+def _runnable() -> BaseTool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LangChainBetaWarning)
+        chain = RunnableLambda(lambda given: f"r {given['x']}")
+        return chain.as_tool(name="runnable", description="A runnable.", arg_types={"x": int})
+
+
+SHAPES: dict[str, Callable[[], BaseTool]] = {
+    **{
+        t.name: (lambda t=t: t)
+        for t in (plain, awaited, described, with_artifact, with_state, with_field, with_runtime)
+    },
+    **{t.name: (lambda t=t: t) for t in (with_config, with_writer, commanding, direct, blocks, none, failing)},
+    "handled": lambda: StructuredTool.from_function(_raising, name="handled", handle_tool_error=True),
+    "handled_by": lambda: StructuredTool.from_function(
+        _raising, name="handled_by", handle_tool_error=lambda e: f"h {e}"
+    ),
+    "unhandled": lambda: StructuredTool.from_function(_raising, name="unhandled"),
+    "method": Method,
+    "single": lambda: Tool("single", lambda text: f"got {text}", "One string."),
+    "runnable": lambda: _runnable(),
+    "invalid": lambda: plain,
+}
+ARGUMENTS = {"invalid": {"x": "many"}, "single": {"text": "t"}}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+async def test_a_wrapped_agent_says_what_the_unwrapped_one_says(guard: Guard, shape: str, way: str) -> None:
+    """Messages, artifacts, statuses, streamed chunks and errors are equal."""
+    built = SHAPES[shape]()
+
+    async def said(target: Any) -> Any:
+        config = {"metadata": {"m": "mine"}}
+        try:
+            if way == "invoke":
+                return essence(target.invoke(ask(), config)["messages"])
+            if way == "ainvoke":
+                return essence((await target.ainvoke(ask(), config))["messages"])
+            options = {"stream_mode": ["values", "custom"]}
+            if way == "stream":
+                chunks = list(target.stream(ask(), config, **options))
+            else:
+                chunks = [chunk async for chunk in target.astream(ask(), config, **options)]
+            return [(mode, essence(chunk["messages"]) if mode == "values" else chunk) for mode, chunk in chunks]
+        except Exception as error:
+            return type(error), str(error)
+
+    agent = create_agent(model((built.name, ARGUMENTS.get(shape, {"x": 1}))), [built])
+    expected = await said(agent)
+    assert await said(guard.wrap(agent)) == expected
+    recorded = guard.runs.get(guard.runs.list()[0].id)
+    assert recorded is not None
+    guarded_once = 0 if shape == "invalid" or (shape == "awaited" and way[0] != "a") else 1
+    assert len(recorded.calls) == guarded_once

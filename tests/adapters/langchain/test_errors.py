@@ -1,0 +1,335 @@
+"""What the guard refuses is told to the model; what ends a run leaves the agent as that very error."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ToolErrorMiddleware, ToolRetryMiddleware
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import StructuredTool, ToolException, tool
+from langgraph.errors import GraphBubbleUp
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+
+from sagaspan import (
+    BudgetExceeded,
+    ConfigurationError,
+    Guard,
+    KeyConflict,
+    OutcomeUnknown,
+    PolicyDenied,
+    RateLimited,
+    RunClosed,
+    ScopeFrozen,
+    StoreUnavailable,
+    ToolTimeout,
+)
+from sagaspan_langchain import _errors as errors
+from tests.adapters.langchain.scripts import answers, ask, calls_of, model, states, steps_of
+
+World = list[Any]
+
+
+class Lost(Exception):
+    """The connection went away."""
+
+
+def lose(*_: Any) -> None:
+    """Fail in another package's code, as a client library does: nobody knows what happened."""
+    json.loads("{")
+
+
+@pytest.fixture
+def agent_with(world: World) -> Callable[..., Any]:
+    """An agent of one tool ``pay``, whose body is given, that is called with each of the amounts."""
+
+    def build(body: Callable[[float], Any], *amounts: float, **options: Any) -> Any:
+        def pay(order: str, amount: float) -> Any:
+            """Pay."""
+            world.append(amount)
+            return body(amount)
+
+        steps = [("pay", {"order": "o1", "amount": amount}) for amount in amounts]
+        return create_agent(model(*steps), [StructuredTool.from_function(pay)], **options)
+
+    return build
+
+
+def test_a_key_conflict_is_told_to_the_model(guard: Guard, world: World, agent_with: Any) -> None:
+    """The same key with other arguments is answered as refused, with the record, and the agent goes on."""
+    agent = guard.wrap(agent_with(lambda amount: "paid", 1.0, 2.0), {"pay": {"key": "order"}})
+    output = agent.invoke(ask())
+    first, second = answers(output)
+    assert (first.content, first.status) == ("paid", "success")
+    told = json.loads(second.content)
+    assert second.status == "error"
+    assert (told["status"], told["retry"], told["error"]) == ("refused", "forbidden", "KeyConflict")
+    assert told["record"] == calls_of(guard, guard.runs.list()[0].id)[0].id
+    assert output["messages"][-1].content == "done"
+    assert world == [1.0]
+
+
+async def test_the_same_is_told_asynchronously(guard: Guard, agent_with: Any) -> None:
+    """``ainvoke`` tells the model the same."""
+    agent = guard.wrap(agent_with(lambda amount: "paid", 1.0, 2.0), {"pay": {"key": "order"}})
+    assert json.loads(answers(await agent.ainvoke(ask()))[1].content)["error"] == "KeyConflict"
+
+
+def test_an_unknown_outcome_is_told_and_holds_the_run(guard: Guard, world: World, agent_with: Any) -> None:
+    """A write whose outcome nobody knows is not repeated: the model is told so, and the run waits for a person."""
+    agent = agent_with(lose, 1.0, 1.0, middleware=[ToolErrorMiddleware(on_error=lambda error, request: "sorry")])
+    output = guard.wrap(agent, {"pay": {"effect": "write"}}, run_id="r").invoke(ask())
+    first, second = answers(output)
+    assert first.content == "sorry"
+    told = json.loads(second.content)
+    assert (told["status"], told["retry"]) == ("unknown", "forbidden")
+    assert told["record"] == calls_of(guard, "r")[0].id
+    assert world == [1.0]
+    assert states(guard) == {"r": "held"}
+
+
+def test_a_retry_layer_does_not_repeat_a_write(guard: Guard, world: World, agent_with: Any) -> None:
+    """LangChain's retry middleware cannot do a write twice whose outcome is unknown."""
+    agent = agent_with(lose, 1.0, middleware=[ToolRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)])
+    (message,) = answers(guard.wrap(agent, {"pay": {"effect": "write"}}).invoke(ask()))
+    assert world == [1.0]
+    assert json.loads(message.content)["status"] == "unknown"
+
+
+def test_a_tool_invoked_without_a_model_gets_the_same_data(guard: Guard) -> None:
+    """Without a tool call id there is no message to make: the tool answers the data itself."""
+
+    @tool
+    def pay(order: str, amount: float) -> str:
+        """Pay."""
+        return "paid"
+
+    guarded = guard.wrap(pay, {"pay": {"key": "order"}})
+    with guard.run("r"):
+        guarded.invoke({"order": "o", "amount": 1.0})
+        assert guarded.invoke({"order": "o", "amount": 2.0})["error"] == "KeyConflict"
+
+
+def test_a_timeout_is_told_as_unknown(guard: Guard, agent_with: Any) -> None:
+    """A write that did not answer in time is unknown, not failed."""
+    agent = agent_with(lambda amount: time.sleep(0.5), 1.0)
+    (message,) = answers(guard.wrap(agent, {"pay": {"effect": "write", "timeout": 0.05}}).invoke(ask()))
+    assert json.loads(message.content)["error"] == "ToolTimeout"
+    assert message.status == "error"
+
+
+def test_what_the_model_is_told(guard: Guard) -> None:
+    """Refusals and doubts are data; a budget, a frozen scope, a run, a store or a mistake of ours are not."""
+    assert errors.told(PolicyDenied("no")) == {
+        "status": "refused",
+        "retry": "forbidden",
+        "error": "PolicyDenied",
+        "message": "no",
+    }
+    assert errors.told(OutcomeUnknown("?", tool_ran="yes"))["status"] == "done"  # type: ignore[index] # not None
+    limited = errors.told(RateLimited("slow down", retry_after=2.0))
+    assert limited is not None
+    assert (limited["retry"], limited["retry_after"]) == ("later", 2.0)
+    budget = BudgetExceeded("no", scope="run:r", limit=1, spent=1, reserved=0, requested=1)  # type: ignore[arg-type] # any number
+    for error in (
+        budget,
+        ScopeFrozen("x"),
+        RunClosed("x", status="s"),
+        StoreUnavailable("x"),
+        ConfigurationError("x"),
+        ValueError(),
+    ):
+        assert errors.told(error) is None
+
+
+class Odd(Exception):
+    """An error whose constructor takes something else than its arguments."""
+
+    def __init__(self, code: int, *, hint: str) -> None:
+        super().__init__(f"code {code}")
+        self.code, self.hint = code, hint
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RunClosed("ended", status="held"), KeyConflict("k"), Odd(3, hint="h"), FileNotFoundError(2, "no such", "f")],
+)
+def test_a_leaving_error_is_still_itself(error: Exception) -> None:
+    """On its way out an error passes every handler of LangGraph and keeps type, text and attributes."""
+    carrier = errors.leaving(error)
+    assert isinstance(carrier, type(error))
+    assert isinstance(carrier, GraphBubbleUp)
+    assert (str(carrier), carrier.args) == (str(error), error.args)
+    assert {name: getattr(carrier, name) for name in vars(error)} == vars(error)
+    assert type(carrier).__name__ == type(error).__name__
+    assert errors.original(carrier) is error
+    assert errors.leaving(carrier) is carrier
+
+
+def _swallowing(tools: list[Any], *steps: Any) -> Any:
+    """A graph that makes a message of every error of its tools, and goes on."""
+    chat = model(*steps)
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [chat.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode(tools, handle_tool_errors=True))
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else "__end__")
+    graph.add_edge("tools", "model")
+    return graph.compile()
+
+
+def test_a_closed_run_ends_an_agent_that_swallows_errors(guard: Guard, world: World) -> None:
+    """``RunClosed`` leaves ``invoke`` as itself, whatever the graph does with the errors of its tools."""
+
+    @tool
+    def stop() -> str:
+        """Abort the run in force."""
+        run = guard.current_run()
+        assert run is not None
+        run.abort("enough")
+        return "ok"
+
+    @tool
+    def pay(amount: float) -> str:
+        """Pay."""
+        world.append(amount)
+        return "paid"
+
+    agent = guard.wrap(_swallowing([stop, pay], ("stop", {}), ("pay", {"amount": 1.0})))
+    with pytest.raises(RunClosed) as caught:
+        agent.invoke(ask())
+    assert type(caught.value) is RunClosed
+    assert world == []
+
+
+def test_a_closed_run_leaves_an_agent_of_guarded_tools(guard: Guard) -> None:
+    """Also where only the tools are guarded, ``except RunClosed`` around ``invoke`` works."""
+
+    @tool
+    def pay(amount: float) -> str:
+        """Pay."""
+        return "paid"
+
+    agent = _swallowing(guard.wrap([pay]), ("pay", {"amount": 1.0}))
+    with guard.run("r", id="r") as run:
+        run.abort("enough")
+        with pytest.raises(RunClosed):
+            agent.invoke(ask())
+
+
+@pytest.mark.parametrize("mode", ["invoke", "ainvoke"])
+async def test_a_critical_failure_is_not_swallowed(guard: Guard, world: World, mode: str) -> None:
+    """``critical=True``: the failure passes every handler, the run is undone, the caller gets the very error."""
+    raised = ToolException("the ledger of the bank is on fire")
+
+    @tool
+    def book(city: str) -> str:
+        """Book."""
+        world.append(city)
+        return city
+
+    def broken() -> str:
+        """Break."""
+        raise raised
+
+    critical = StructuredTool.from_function(broken, handle_tool_error=True)
+    policies = {"book": {"compensate": lambda result: world.append(f"cancel {result}")}, "broken": {"critical": True}}
+    agent = guard.wrap(_swallowing([book, critical], ("book", {"city": "A"}), ("broken", {})), policies)
+    with pytest.raises(ToolException) as caught:
+        agent.invoke(ask()) if mode == "invoke" else await agent.ainvoke(ask())
+    assert caught.value is raised
+    assert world == ["A", "cancel A"]
+
+
+def test_a_critical_failure_of_a_single_tool_is_raised(guard: Guard) -> None:
+    """The tool's own ``handle_tool_error`` makes no message of a critical failure, and a timeout is no data."""
+
+    def broken() -> str:
+        """Break."""
+        raise ToolException("no")
+
+    def slow() -> str:
+        """Slow."""
+        time.sleep(0.5)
+        return "late"
+
+    for body, fields in ((broken, {}), (slow, {"timeout": 0.05})):
+        critical = StructuredTool.from_function(body, handle_tool_error=True)
+        guarded = guard.wrap(critical, {body.__name__: {"critical": True, **fields}})
+        with pytest.raises((ToolException, ToolTimeout)):
+            guarded.invoke({"name": body.__name__, "args": {}, "id": "c", "type": "tool_call"})
+
+
+def test_an_uncritical_failure_is_data(guard: Guard, world: World) -> None:
+    """``critical=False``: an agent that would have ended on the error is told of it instead, and goes on."""
+
+    @tool(response_format="content_and_artifact")
+    def broken() -> tuple[str, Any]:
+        """Break."""
+        raise Lost("gone")
+
+    agent = create_agent(model(("broken", {})), [broken])
+    with pytest.raises(Lost):
+        agent.invoke(ask())
+    output = guard.wrap(agent, {"broken": {"critical": False}}, run_id="r").invoke(ask())
+    (message,) = answers(output)
+    assert message.status == "error"
+    assert json.loads(message.content)["error"] == "Lost: gone"
+    assert output["messages"][-1].content == "done"
+    assert steps_of(guard, "r") == [("broken", "failed")]
+
+
+def test_a_handled_failure_undoes_nothing(guard: Guard, world: World) -> None:
+    """An error that the graph gave to the model is the model's business: the run completes."""
+
+    @tool
+    def book(city: str) -> str:
+        """Book."""
+        world.append(city)
+        return city
+
+    @tool
+    def broken() -> str:
+        """Break."""
+        raise Lost("gone")
+
+    agent = _swallowing([book, broken], ("book", {"city": "A"}), ("broken", {}))
+    policies = {"book": {"compensate": lambda result: world.append(f"cancel {result}")}}
+    guard.wrap(agent, policies, run_id="r").invoke(ask())
+    assert world == ["A"]
+    assert states(guard) == {"r": "completed"}
+
+
+def test_arguments_that_cannot_be_recorded_end_the_agent(guard: Guard) -> None:
+    """A mistake in the setup is raised where the developer sees it, not told to the model."""
+
+    @tool
+    def take(thing: Any) -> str:
+        """Take."""
+        return "ok"
+
+    with pytest.raises(ConfigurationError, match="thing"):
+        guard.wrap(take).invoke({"thing": object()})
+
+
+def test_a_refusal_is_an_error_for_langchains_callbacks(guard: Guard) -> None:
+    """The answer has the name of the tool and the status of an error, so tracers and middleware read it right."""
+
+    @tool
+    def pay(order: str, amount: float) -> str:
+        """Pay."""
+        return "paid"
+
+    guarded = guard.wrap(pay, {"pay": {"key": "order"}})
+    with guard.run("r"):
+        guarded.invoke({"order": "o", "amount": 1.0})
+        message = guarded.invoke(
+            {"name": "pay", "args": {"order": "o", "amount": 2.0}, "id": "c9", "type": "tool_call"}
+        )
+    assert isinstance(message, ToolMessage)
+    assert (message.name, message.status, message.tool_call_id) == ("pay", "error", "c9")
