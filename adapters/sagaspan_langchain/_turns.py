@@ -193,7 +193,7 @@ _counted: WeakSet[Run] = WeakSet()
 
 
 class _Watch(GraphCallbackHandler):
-    """Sees whether the graph was interrupted; its end looks the same otherwise (langchain.md, fact 9)."""
+    """Sees whether the graph was interrupted; its end looks the same otherwise."""
 
     run_inline = True
     ignore_llm = ignore_chat_model = ignore_retriever = ignore_agent = ignore_custom_event = True

@@ -51,7 +51,19 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row))
-    console().print(table)
+    _print_table(table)
+
+
+def _print_table(table: Any) -> None:
+    """Padding behind the last column is for nobody: it breaks ``diff`` and wraps in narrow logs."""
+    target = console()
+    if target.is_terminal:
+        target.print(table)
+        return
+    with target.capture() as captured:
+        target.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
 
 
 def say(text: str, style: str = "") -> None:
