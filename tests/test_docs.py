@@ -18,7 +18,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def _transitions(table: dict) -> str:
     rows = ["| from | event | to |", "| --- | --- | --- |"]
-    return "\n".join(rows + [f"| {before or '(none)'} | {event} | {after} |" for (before, event), after in table.items()])
+    rows += [f"| {before or '(none)'} | {event} | {after} |" for (before, event), after in table.items()]
+    return "\n".join(rows)
 
 
 def _names() -> str:
@@ -70,5 +71,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 if __name__ == "__main__":
     for (file, part), make in GENERATED.items():
-        text = (DOCS / file).read_text()
-        (DOCS / file).write_text(_pattern(part).sub(lambda match, new=make(): match[1] + new + match[2], text))
+        old = (DOCS / file).read_text()
+        match = _pattern(part).search(old)
+        assert match is not None
+        (DOCS / file).write_text(old[: match.start()] + match[1] + make() + match[2] + old[match.end() :])

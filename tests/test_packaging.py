@@ -6,6 +6,7 @@ import subprocess
 import tomllib
 import zipfile
 from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -61,5 +62,5 @@ def test_the_wheel_has_everything_it_needs(tmp_path: Path) -> None:
 def test_dependencies_have_floors_and_no_upper_pins() -> None:
     """An upper pin would fight the framework the user already has."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    required = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     assert all(">=" in requirement and "<" not in requirement.replace("<=", "") for requirement in required)

@@ -22,7 +22,7 @@ def home(*, create: bool = False) -> Path:
     named = os.environ.get("SAGASPAN_HOME")
     found = Path(named).expanduser() if named else _nearest(Path.cwd())
     if create:
-        _make(found)
+        make(found)
     return found
 
 
@@ -44,7 +44,8 @@ def _is_ours(folder: Path) -> bool:
     return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
 
 
-def _make(folder: Path) -> None:
+def make(folder: Path) -> None:
+    """Make a home (0700, ignored by git) unless it is there; raises ``StoreUnavailable``."""
     if folder.is_dir():
         return
     try:

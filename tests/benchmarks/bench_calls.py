@@ -72,9 +72,10 @@ def _run() -> RunRecord:
 def _record(run_id: str, number: int) -> CallRecord:
     now = now_us()
     return CallRecord(
-        id=new_id(now), namespace="default", scope=f"run:{run_id}", tool="pay", key=f"{number:064x}", key_source="content",
+        id=new_id(now), namespace="default", scope=f"run:{run_id}", tool="pay", key=f"{number:064x}",
+        key_source="content",
         idempotency_key="k" * 52, fingerprint=f"{number:064x}", run_id=run_id, state=CallState.RUNNING, effect="write",
-        declared_write=True, arguments='{"amount":12.5,"card":"c1","order":%d}' % number, owner="bench:" + "x" * 60,
+        declared_write=True, arguments=f'{{"amount":12.5,"card":"c1","order":{number}}}', owner="bench:" + "x" * 60,
         attempts=1, created_us=now, started_us=now,
     )  # fmt: skip
 
@@ -103,7 +104,8 @@ def measure(calls: int, folder: Path) -> dict[str, float]:
     pay_plain = plain.tool(effect="write")(pay)
     pay_traced = traced.tool(effect="write")(pay)
     pay_async = asynchronous.tool(effect="write")(apay)
-    took: dict[str, list[float]] = {name: [] for name in ("by hand", "guarded", "with SDK and sink", "async", "replayed")}
+    names = ("by hand", "guarded", "with SDK and sink", "async", "replayed")
+    took: dict[str, list[float]] = {name: [] for name in names}
     loop = asyncio.new_event_loop()
 
     async def one_async(number: int) -> float:
@@ -135,7 +137,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         medians = measure(options.calls, Path(folder))
     if options.json:
-        print(json.dumps({name: {"p50_us": value, "ratio": value / medians["by hand"]} for name, value in medians.items()}))
+        floor = medians["by hand"]
+        print(json.dumps({name: {"p50_us": value, "ratio": value / floor} for name, value in medians.items()}))
         return
     for name, value in medians.items():
         print(f"{name:<20} {value:8.0f} us   {value / medians['by hand']:5.2f}x")

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sagaspan._home import NAME as HOME_NAME
+from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger.records import AuditRow, CallRecord, RunRecord, RunState
 from sagaspan.ledger.store import CallChange, Change, RunChange
@@ -227,6 +229,8 @@ class SqliteStore:
                 raise StoreUnavailable(
                     f"there is no ledger at {self.path} yet; run an agent under a guard first, or name it with --store"
                 )
+            if self.path.parent.name == HOME_NAME:
+                make_home(self.path.parent)
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite gives WAL and SHM the same mode
         except OSError as error:

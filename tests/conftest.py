@@ -1,0 +1,234 @@
+"""What every test stands on: a scrubbed environment, a guard over real SQLite, spans in memory, two kinds of caller."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from sagaspan import Guard, Run
+
+
+@pytest.fixture(autouse=True)
+def _scrubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SAGASPAN_", "OTEL_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """The URL of this test's ledger."""
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
+def provider() -> Iterator[TracerProvider]:
+    """A tracer provider of this test's own."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    yield provider
+    provider.shutdown()
+
+
+@pytest.fixture
+def spans(provider: TracerProvider) -> InMemorySpanExporter:
+    """The spans that ended in this test."""
+    exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return exporter
+
+
+@pytest.fixture
+def guard(store_url: str, provider: TracerProvider) -> Iterator[Guard]:
+    """A guard on this test's ledger, closed at the end."""
+    with Guard(store_url, tracer_provider=provider) as guard:
+        yield guard
+
+
+class Caller:
+    """One kind of caller: its tools, its ``with`` and its way of calling, so that a rule is tested once for both."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.is_async = kind == "async"
+
+    def tool(self, guard: Guard, name: str | None = None, /, **fields: Any) -> Callable[[Callable[..., Any]], Any]:
+        """``guard.tool`` over a synchronous body, made asynchronous for the asynchronous caller."""
+        return lambda body: guard.tool(name or body.__name__, **fields)(self.body(body))
+
+    def body(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """``body`` as this kind of caller writes it."""
+        if not self.is_async:
+            return body
+
+        @functools.wraps(body)
+        async def async_body(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            return body(*args, **kwargs)
+
+        return async_body
+
+    async def call(self, tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a tool of this kind."""
+        value = tool(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+    def play(self, job: Callable[..., Any], /, *args: Any) -> Any:
+        """Run an asynchronous ``job``; for the synchronous caller no loop is running and nothing in it may suspend."""
+        coroutine = job(*args)
+        if self.is_async:
+            return asyncio.run(coroutine)
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            coroutine.close()
+        raise AssertionError("the synchronous job suspended")
+
+    def run(self, guard: Guard, *args: Any, **kwargs: Any) -> Any:
+        """``guard.run`` to be entered with ``async with`` by both kinds."""
+        run = guard.run(*args, **kwargs)
+        return run if self.is_async else _SyncEntered(run)
+
+
+class _SyncEntered:
+    """A run entered by ``with``, written as ``async with``: it never suspends."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    async def __aenter__(self) -> Run:
+        return self._run.__enter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._run.__exit__(*error)
+
+
+@pytest.fixture(params=["sync", "async"])
+def caller(request: pytest.FixtureRequest) -> Caller:
+    """Both kinds of caller."""
+    return Caller(request.param)
+
+
+@pytest.fixture
+def warnings_of_sagaspan(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The messages that sagaspan logged."""
+    caplog.set_level(logging.WARNING, logger="sagaspan")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "sagaspan"]
+
+
+PREAMBLE = """
+import os, sys, signal, time, asyncio, threading
+from pathlib import Path
+from sagaspan import *
+from sagaspan import Guard, NotApplied
+guard = Guard(os.environ["TEST_STORE"])
+effects = Path(os.environ["TEST_EFFECTS"])
+def effect(what):
+    with effects.open("a") as file:
+        file.write(str(what) + "\\n")
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+# Everything is imported once; each script runs in a fork of this process, 20 times faster than in a new interpreter.
+NURSERY = """
+import json, os, sys, traceback
+import sagaspan, sagaspan._guard, sagaspan.exceptions, sagaspan.stores.sqlite
+for line in sys.stdin:
+    job = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        os.environ.clear()
+        os.environ.update(job["environment"])
+        os.chdir(job["folder"])
+        for number, name in ((0, os.devnull), (1, job["out"]), (2, job["err"])):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        code = 0
+        try:
+            exec(job["script"], {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    """A process that forks workers."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.communicate()
+
+
+class Worker:
+    """Real processes on this test's ledger; ``effects`` is the world outside."""
+
+    def __init__(self, store_url: str, folder: Path, nursery: subprocess.Popen[str]) -> None:
+        self.store_url = store_url
+        self.effects_file = folder / "effects.txt"
+        self._nursery = nursery
+
+    @property
+    def effects(self) -> list[str]:
+        """What happened in the world, in order."""
+        return self.effects_file.read_text().split() if self.effects_file.exists() else []
+
+    def start(self, script: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a process that runs ``script`` after the preamble."""
+        return subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
+            env={**os.environ, **self._environment(), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run ``script`` to its end, or to its death."""
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        folder = self.effects_file.parent
+        out, err = folder / "out.txt", folder / "err.txt"
+        job = {
+            "script": PREAMBLE + textwrap.dedent(script),
+            "environment": {**os.environ, **self._environment(), **environment},
+            "folder": str(folder), "out": str(out), "err": str(err),
+        }  # fmt: skip
+        self._nursery.stdin.write(json.dumps(job) + "\n")
+        self._nursery.stdin.flush()
+        code = int(self._nursery.stdout.readline())
+        return subprocess.CompletedProcess([], code, out.read_text(), err.read_text())
+
+    def _environment(self) -> dict[str, str]:
+        return {"TEST_STORE": self.store_url, "TEST_EFFECTS": str(self.effects_file)}
+
+
+@pytest.fixture
+def worker(store_url: str, tmp_path: Path, nursery: subprocess.Popen[str]) -> Worker:
+    """Real processes on this test's ledger."""
+    return Worker(store_url, tmp_path, nursery)

@@ -1,0 +1,322 @@
+"""The embedded store: its file, its schema, its fences."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from sagaspan import ConfigurationError, Guard, SchemaOutdated, StoreUnavailable
+from sagaspan.ledger.store import CallChange, RunChange, Store
+from sagaspan.ledger.transitions import CallEvent, RunEvent, claim_again, move_call, move_run, open_call, open_run
+from sagaspan.stores import connect
+from sagaspan.stores._migrate import migrations
+from tests.conftest import Worker
+from tests.ledger.test_transitions import CALL, RUN
+
+
+@pytest.fixture
+def store(store_url: str) -> Store:
+    """An open store with one run."""
+    store = connect(store_url)
+    opened, audit = open_run(RUN)
+    assert store.commit([RunChange(opened, audit)], synced=True)
+    return store
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    """The ledger, its WAL and its shared memory are 0600, the folder made for it 0700, whatever the umask."""
+    before = os.umask(0)
+    try:
+        with Guard(f"sqlite:///{tmp_path}/new/ledger.db") as guard:
+            guard.tool("act")(lambda: 1)()
+            found = {path.name: _mode(path) for path in (tmp_path / "new").iterdir()}
+    finally:
+        os.umask(before)
+    assert found == {"ledger.db": 0o600, "ledger.db-wal": 0o600, "ledger.db-shm": 0o600}
+    assert _mode(tmp_path / "new") == 0o700
+
+
+def test_nothing_is_opened_before_the_first_call(tmp_path: Path) -> None:
+    """A guard and its tools touch no disk."""
+    guard = Guard(f"sqlite:///{tmp_path}/ledger.db")
+    guard.tool("act")(lambda: 1)
+    guard.run()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("ledger.db", "is not a URL"),
+        ("postgres://h/db", "of a kind this version does not know"),
+        ("sqlite://ledger.db", "has no path"),
+        ("sqlite:///", "has no path"),
+        ("sqlite://", "has no path"),
+    ],
+)
+def test_bad_urls(url: str, sentence: str) -> None:
+    """A URL that cannot be read is refused when the guard is made, with one that can."""
+    with pytest.raises(ConfigurationError, match=sentence):
+        Guard(url)
+
+
+def test_memory_is_a_file_like_any_other(tmp_path: Path) -> None:
+    """SQLite's magic name does not make a ledger that forgets everything."""
+    with Guard("sqlite:///:memory:") as guard:
+        guard.tool("act")(lambda: 1)()
+        assert (tmp_path / ":memory:").stat().st_size > 0
+
+
+def test_a_relative_path_is_of_the_folder_it_was_named_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that changes its folder keeps its ledger."""
+    with Guard("sqlite:///ledger.db") as guard:
+        (tmp_path / "sub").mkdir()
+        monkeypatch.chdir(tmp_path / "sub")
+        guard.tool("act")(lambda: 1)()
+    assert (tmp_path / "ledger.db").exists()
+    assert not (tmp_path / "sub" / "ledger.db").exists()
+
+
+def test_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``SAGASPAN_STORE`` names the ledger; otherwise it is in ``.sagaspan``, the nearest upwards."""
+    (tmp_path / "project" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project" / "deep")
+    (tmp_path / "project" / ".sagaspan").mkdir(mode=0o700)
+    for expected in (tmp_path / "project" / ".sagaspan" / "ledger.db", tmp_path / "elsewhere.db"):
+        with Guard() as guard:
+            guard.tool("act")(lambda: 1)()
+        assert expected.exists()
+        monkeypatch.setenv("SAGASPAN_STORE", f"sqlite:///{tmp_path}/elsewhere.db")
+
+
+def _foreign(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("create table customers (id)")
+    connection.commit()
+    connection.close()
+
+
+def _calls_of_another_program(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("create table calls (id)")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (_foreign, "is a database of something else"),
+        (_calls_of_another_program, "is a database of something else"),
+        (lambda path: path.write_bytes(b"Dear diary, " * 100), "is not a readable SQLite ledger"),
+        (lambda path: path.mkdir(), "cannot be made"),
+        (lambda path: path.parent.joinpath("file").write_text(""), "cannot be made"),
+    ],
+)
+def test_what_is_no_ledger_stays_as_it_is(tmp_path: Path, make: object, sentence: str) -> None:
+    """Somebody else's database or file, a folder, an impossible path: one sentence, and not a byte is changed."""
+    path = tmp_path / "ledger.db"
+    make(path)  # type: ignore[operator]
+    if not path.exists():
+        path = tmp_path / "file" / "ledger.db"
+    before = path.read_bytes() if path.is_file() else None
+    names = sorted(item.name for item in tmp_path.iterdir())
+    guard = Guard(f"sqlite:///{path}")
+    with pytest.raises(StoreUnavailable, match=sentence) as caught:
+        guard.tool("act")(lambda: pytest.fail("ran"))()
+    assert "\n" not in str(caught.value)
+    assert caught.value.tool_ran == "no"
+    assert (path.read_bytes() if path.is_file() else None) == before
+    assert sorted(item.name for item in tmp_path.iterdir()) == names
+
+
+def test_a_newer_ledger_is_left_alone(tmp_path: Path, store_url: str) -> None:
+    """A ledger of a later version is ``SchemaOutdated``, and not a byte of it changes."""
+    with Guard(store_url) as guard:
+        guard.tool("act")(lambda: 1)()
+    path = tmp_path / "ledger.db"
+    connection = sqlite3.connect(path)
+    connection.execute("insert into migrations values (999, 'future')")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(SchemaOutdated, match=r"has schema 999.*upgrade sagaspan"):
+        Guard(store_url).runs.list()
+    assert path.read_bytes() == before
+
+
+def test_an_older_ledger_is_checked_or_migrated(tmp_path: Path, store_url: str) -> None:
+    """``migrate="check"`` refuses an older (here: empty) ledger without touching it; ``"auto"`` migrates it."""
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"")
+    with pytest.raises(SchemaOutdated, match=r"has schema 0.*migrate='auto'"):
+        Guard(store_url, migrate="check").runs.list()
+    with Guard(store_url) as guard:
+        assert guard.runs.list() == []
+    with Guard(store_url, migrate="check") as guard:
+        assert guard.runs.list() == []
+
+
+def test_migrations_are_applied_once_by_many_processes(worker: Worker) -> None:
+    """Processes that open a new ledger at once all succeed, and each migration is applied once."""
+    script = """
+    while not effects.exists():
+        time.sleep(0.001)
+    @guard.tool
+    def act():
+        return 1
+    act()
+    """
+    processes = [worker.start(script) for _ in range(6)]
+    worker.effects_file.with_name("ledger.db").unlink(missing_ok=True)
+    worker.effects_file.write_text("go")
+    for process in processes:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    connection = sqlite3.connect(worker.effects_file.with_name("ledger.db"))
+    assert connection.execute("select number, count(*) from migrations group by number").fetchall() == [
+        (migration.number, 1) for migration in migrations("sqlite")
+    ]
+    assert connection.execute("select count(*) from calls where state = 'done'").fetchone() == (6,)
+    connection.close()
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    """Every file of the folder is a migration, counted from 1."""
+    files = [file.name for file in (resources.files("sagaspan.stores") / "migrations" / "sqlite").iterdir()]
+    assert [migration.number for migration in migrations("sqlite")] == list(range(1, len(files) + 1))
+
+
+def test_the_schema_checks_what_the_code_promises(store: Store, tmp_path: Path) -> None:
+    """The database itself refuses states that do not exist and text where numbers belong."""
+    connection = sqlite3.connect(tmp_path / "ledger.db")
+    for statement in ("update runs set state = 'lost'", "update runs set epoch = 'x'", "update runs set name = null"):
+        with pytest.raises(sqlite3.IntegrityError):
+            connection.execute(statement)
+    connection.close()
+
+
+def test_claims_are_fenced(store: Store) -> None:
+    """A claim needs its run at the same epoch and running; otherwise nothing of the commit is saved."""
+    record, audit = open_call(CALL)
+    other, other_audit = open_call(replace(CALL, id="d", key="other"))
+    for epoch in (0, 2):
+        changes = [CallChange(other, other_audit), CallChange(record, audit, claims=True, run_epoch=epoch)]
+        assert not store.commit(changes, synced=True)
+    assert store.calls_of("n", "r") == []
+    assert store.commit([CallChange(record, audit, claims=True, run_epoch=1)], synced=True)
+    assert not store.commit([CallChange(record, audit, claims=True, run_epoch=1)], synced=True)
+    failed, audit = move_call(record, CallEvent.FAIL, 2)
+    assert store.commit([CallChange(failed, audit, 1)], synced=False)
+    again, audit = claim_again(failed, owner="o", now_us=3, traceparent=None)
+    assert not store.commit([CallChange(again, audit, 2, claims=True, run_epoch=2)], synced=True)
+    ended, run_audit = move_run(RUN, RunEvent.COMPLETE, 4)
+    assert store.commit([RunChange(ended, run_audit, 1)], synced=True)
+    assert not store.commit([CallChange(again, audit, 2, claims=True, run_epoch=1)], synced=True)
+    assert [row.event for row in store.audit_of("n", "r")] == ["run.open", "claim", "fail", "run.complete"]
+
+
+def test_claim_order_is_the_order_of_starting(store: Store) -> None:
+    """A call that is claimed again takes its place anew: it started later."""
+    for name in "ab":
+        record, audit = open_call(replace(CALL, id=name, key=name))
+        assert store.commit([CallChange(record, audit, claims=True, run_epoch=1)], synced=True)
+    first = store.get_call("a")
+    assert first is not None
+    failed, audit = move_call(first, CallEvent.FAIL, 2)
+    assert store.commit([CallChange(failed, audit, 1)], synced=False)
+    again, audit = claim_again(failed, owner="o", now_us=3, traceparent=None)
+    assert store.commit([CallChange(again, audit, 2, claims=True, run_epoch=1)], synced=True)
+    assert [call.id for call in store.calls_of("n", "r")] == ["b", "a"]
+
+
+@pytest.mark.parametrize("prefix", ["a*", "a?", "a[b]", "a]", "a^-", "a'b\"; --", "a%_", "a\\"])
+def test_prefixes_are_literal(store: Store, prefix: str) -> None:
+    """Characters that mean something to GLOB or SQL match only themselves."""
+    for name in (f"{prefix}1", f"{prefix}2", "ab1", "aXY"):
+        opened, audit = open_run(replace(RUN, id=name))
+        assert store.commit([RunChange(opened, audit)], synced=False)
+        record, audit = open_call(replace(CALL, id=name, key=f"k-{name}", run_id=name))
+        assert store.commit([CallChange(record, audit)], synced=False)
+    assert {run.id for run in store.match_runs(prefix)} == {f"{prefix}1", f"{prefix}2"}
+    assert {call.id for call in store.match_calls(prefix)} == {f"{prefix}1", f"{prefix}2"}
+    assert {call.id for call in store.match_calls(f"k-{prefix}")} == {f"{prefix}1", f"{prefix}2"}
+    assert [run.id for run in store.match_runs(f"{prefix}1")] == [f"{prefix}1"]
+
+
+def test_reading_makes_no_ledger(tmp_path: Path) -> None:
+    """``create=False`` says that there is none, and makes none."""
+    with pytest.raises(StoreUnavailable, match="there is no ledger"):
+        connect(f"sqlite:///{tmp_path}/none.db", create=False).list_runs()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_store_opens_again(guard: Guard) -> None:
+    """``close`` gives the file back; the next use opens it."""
+    act = guard.tool("act")(lambda: 1)
+    act()
+    guard.close()
+    guard.close()
+    act()
+    assert len(guard.runs.list()) == 2
+
+
+FORK = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from sagaspan import Guard
+guard = Guard(sys.argv[1])
+@guard.tool
+def act(n):
+    return n
+act(0)
+with guard.run(id="outer"):
+    act(1)
+    for child in range(3):
+        if os.fork() == 0:
+            with guard.run(id=f"child-{child}", nested=False):
+                for n in range(20):
+                    act(n)
+            assert guard.runs.get("outer").status == "running"
+            try:
+                guard.run(id="outer", nested=False).__enter__()
+            except Exception as problem:
+                assert type(problem).__name__ == "RunInProgress", problem
+            else:
+                os._exit(3)
+            guard.close()
+            os._exit(0)
+    act(2)
+    assert {os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(3)} == {0}
+act(3)
+info = guard.runs.get("outer")
+assert (info.status, len(info.calls)) == ("completed", 2), info
+assert all(len(guard.runs.get(f"child-{n}").calls) == 20 for n in range(3))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_children_open_their_own_connection(store_url: str) -> None:
+    """A guard that is used before and after a fork works in parent and children, each with its own connection."""
+    done = subprocess.run([sys.executable, "-c", FORK, store_url], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_full_durability_is_accepted(store_url: str) -> None:
+    """``durability`` is ``normal`` or ``full``."""
+    with Guard(store_url, durability="full") as guard:
+        guard.tool("act")(lambda: 1)()
+    with pytest.raises(ConfigurationError, match="durability='none' is not one of"):
+        Guard(store_url, durability="none")  # type: ignore[arg-type]
