@@ -308,23 +308,27 @@ def test_a_tool_that_forgets_to_await_has_not_run(guard: Guard) -> None:
         assert run.calls[0].state == "failed"
 
 
-def test_a_rollback_goes_on_without_a_handler(guard: Guard, store_url: str) -> None:
-    """A step whose compensation is not registered here is a dead letter; the others are undone."""
+def test_a_rollback_waits_for_a_process_that_has_the_handler(guard: Guard, store_url: str) -> None:
+    """A step whose compensation is not registered here is queued with the older ones; one that has it goes on."""
     log = []
-    guard.tool("old", compensate=lambda: pytest.fail("not in this process"))(lambda: 1)
-    guard.tool("new", compensate=lambda: log.append("undo-new"))(lambda: 1)
-    run = guard.run(id="a")
-    with run:
-        guard._engine.tools["old"].function()
-        for tool in ("old", "new"):
-            guard.call_tool(guard._engine.tools[tool], {}, lambda arguments: 1)
+    old = guard.tool("old", compensate=lambda: log.append("undo-old"))(lambda: 1)
+    new = guard.tool("new", compensate=lambda: log.append("undo-new"))(lambda: 1)
+    with guard.run(id="a"):
+        old()
+        new()
     with Guard(store_url) as other:
         other.tool("new", compensate=lambda: log.append("undo-new"))(lambda: 1)
         other.tool("odd", compensate="nobody")(lambda: 1)
-        with pytest.raises(CompensationFailed):
+        with pytest.raises(CompensationFailed, match="not registered in this process") as failure:
             other.run(id="a").abort()
+        assert failure.value.call.tool == "old"
+        with pytest.raises(RunClosed, match="waits for one that has it"), other.run(id="a"):
+            pass
     assert log == ["undo-new"]
-    assert states(guard, "a")["old"] == "compensation_failed"
+    assert states(guard, "a")["old"] == "done"
+    guard.compensate("a")
+    assert log == ["undo-new", "undo-old"]
+    assert guard.runs.get("a").status == "compensated"
 
 
 # -- abort, commit, pause ------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sagaspan._call import Call, Result
     from sagaspan._guard import Guard
     from sagaspan._middleware import CallNext, Middleware, compose
+    from sagaspan._rollback import Undone
     from sagaspan._run import Run
     from sagaspan._tool import Tool
     from sagaspan.exceptions import (
@@ -53,6 +54,7 @@ _HOMES = {
     "sagaspan._call": ("Call", "Result"),
     "sagaspan._guard": ("Guard",),
     "sagaspan._middleware": ("CallNext", "Middleware", "compose"),
+    "sagaspan._rollback": ("Undone",),
     "sagaspan._run": ("Run",),
     "sagaspan._tool": ("Tool",),
     "sagaspan.ledger.records": ("CallInfo", "CallState", "RunInfo", "RunState"),
@@ -110,6 +112,7 @@ __all__ = [
     "StoreUnavailable",
     "Tool",
     "ToolTimeout",
+    "Undone",
     "__version__",
     "compose",
     "configure_tracing",

@@ -14,15 +14,17 @@ from opentelemetry.trace import TracerProvider
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._adapters import find_adapter
-from sagaspan._backends import ASYNCIO, SYNC, run_sync
+from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
 from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._engine import Engine, Origin, call_sync
 from sagaspan._middleware import Middleware
+from sagaspan._rollback import Undone
 from sagaspan._run import Run
 from sagaspan._tool import MARK, Tool, tool_of
+from sagaspan._undo import compensate
 from sagaspan._views import Calls, Runs
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import fingerprint
@@ -231,6 +233,26 @@ class Guard:
         return Run(
             self._engine, wanted, wait=wait, reopen=reopen, outer=outer, unnamed=outer is not None and id is None
         )
+
+    def compensate(self, run: Run | str, *, call: str | None = None, dry_run: bool = False) -> Undone:
+        """Undo a run, also a completed one, or one ``call`` of it by id; what is undone already is left alone.
+
+        ``dry_run`` says what would be undone, in that order. Raises ``RunError`` if there is no such run or call,
+        ``RunInProgress``, ``OutcomeUnknown`` if a write of it is in doubt, ``CompensationFailed``.
+        """
+        return run_sync(self._compensate(run, call, dry_run, SYNC))
+
+    async def acompensate(self, run: Run | str, *, call: str | None = None, dry_run: bool = False) -> Undone:
+        """As ``compensate``, for asynchronous callers; a cancellation waits until it is over."""
+        finished = await ASYNCIO.to_the_end(self._compensate(run, call, dry_run, ASYNCIO))
+        if finished.interrupted is not None:
+            raise finished.interrupted
+        return finished.value
+
+    async def _compensate(self, run: Run | str, call: str | None, dry_run: bool, backend: Backend) -> Undone:
+        run_id = run if isinstance(run, str) else run.id
+        inside = (current := self.current_run()) is not None and current.id == run_id
+        return await compensate(self._engine, run_id, call, dry_run=dry_run, inside=inside, backend=backend)
 
     def current_run(self) -> Run | None:
         """The run in force here, or None."""

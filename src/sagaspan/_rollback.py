@@ -56,22 +56,32 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undone:
-    """What a rollback did: steps ``undone``, ``failed`` to undo, and ``not_compensable`` by declaration."""
+    """What a rollback did, or would do: steps ``undone``, ``failed`` to undo, and ``not_compensable`` by declaration.
 
-    undone: tuple[CallInfo, ...]
-    failed: tuple[CallInfo, ...]
-    not_compensable: tuple[CallInfo, ...]
+    ``queued`` steps wait, in their order, for a process in which their compensation is registered.
+    """
+
+    undone: tuple[CallInfo, ...] = ()
+    failed: tuple[CallInfo, ...] = ()
+    not_compensable: tuple[CallInfo, ...] = ()
+    queued: tuple[CallInfo, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to a person."""
-        return not (self.failed or self.not_compensable)
+        """Whether nothing is left to a person or to another process."""
+        return not (self.failed or self.not_compensable or self.queued)
 
     def sentence(self, run_id: str) -> str:
         """What was undone and what is open, for the note on the original error."""
         parts = [f"sagaspan: run {run_id!r}: undone {_names(self.undone) or 'nothing'}"]
         if self.failed:
             parts.append(f"NOT undone, a person must look: {_names(self.failed)} (sagaspan show {run_id})")
+        if self.queued:
+            missing = self.queued[0]
+            parts.append(
+                f"NOT undone yet: {_names(self.queued)}; {missing.compensate!r}, which undoes {missing.tool!r}, is not "
+                "registered in this process, so this waits for one that has it"
+            )
         if self.not_compensable:
             parts.append(f"declared without compensate, so still in force: {_names(self.not_compensable)}")
         return "; ".join(parts)
@@ -130,21 +140,21 @@ class Rollback:
         self._parent = parent
         self._backend = backend
 
-    async def __call__(self, steps: Sequence[CallRecord]) -> tuple[list[CallInfo], list[CallInfo]]:
-        """Undo ``steps`` in their order; returns those undone and those that could not be."""
+    async def __call__(self, steps: Sequence[CallRecord]) -> Undone:
+        """Undo ``steps`` in their order, up to the first whose compensation this process does not know."""
         undone: list[CallInfo] = []
         failed: list[CallInfo] = []
-        for step in steps:
-            after = await self._undo(step)
+        for number, step in enumerate(steps):
+            compensation = self._find(step)
+            if compensation is None:  # the older ones wait with it: nothing is undone before what rests on it
+                queued = tuple(map(call_info, steps[number:]))
+                return Undone(undone=tuple(undone), failed=tuple(failed), queued=queued)
+            after = await self._undo(step, compensation)
             (undone if after.state is CallState.COMPENSATED else failed).append(call_info(after))
-        return undone, failed
+        return Undone(undone=tuple(undone), failed=tuple(failed))
 
-    async def _undo(self, step: CallRecord) -> CallRecord:
-        compensation = self._find(step)
+    async def _undo(self, step: CallRecord, compensation: Compensation) -> CallRecord:
         step = await self._move(step, CallEvent.COMPENSATE)
-        if compensation is None:
-            missing = f"no tool or function named {step.compensate!r} is registered with this guard"
-            return await self._move(step, CallEvent.COMPENSATION_FAILED, detail=missing)
         lost = _lost(call_info(step), compensation)
         if lost is not None:
             missing = f"{compensation.name!r} asks for {lost!r}, which could not be recorded"

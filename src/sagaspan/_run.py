@@ -349,8 +349,8 @@ class Run:
             original = error or self._doomed
             if original is not None:
                 original.add_note(report.sentence(self.id))
-            if report.failed:
-                raise CompensationFailed(report.sentence(self.id), call=report.failed[0]) from original
+            if stuck := (*report.failed, *report.queued):
+                raise CompensationFailed(report.sentence(self.id), call=stuck[0]) from original
         if error is None and self._doomed is not None:
             raise self._doomed
 

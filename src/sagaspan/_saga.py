@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.trace import Span
@@ -92,11 +92,12 @@ async def _reenter(
     ):
         return None
     if existing.state is RunState.COMPENSATING:
-        await finish_rollback(engine, existing, backend=backend)
-        finished = await backend.io(engine.store.get_run, existing.namespace, existing.id)
-        if finished is None or finished.state is RunState.COMPENSATING:
+        ended = await take_and_roll_back(engine, existing, backend)
+        if ended is None:
             return None
-        existing = finished
+        existing, report = ended
+        if report.queued:
+            raise RunClosed(f"{report.sentence(existing.id)}; nothing else runs in it", status=existing.state)
     if existing.state is RunState.COMPLETED and not reopen:
         return Entered(record=existing, resumed=True, replaying=True)
     if existing.state in _RESUMABLE:
@@ -180,27 +181,26 @@ async def leave(
     return await roll_back(engine, run, backend=backend, span=span)
 
 
-async def roll_back(engine: Engine, run: RunRecord, *, backend: Backend, span: Span) -> tuple[RunRecord, Undone]:
-    """Undo the steps of a run that is ``compensating``, and write how that ended."""
-    steps = await backend.io(steps_of, engine.store, run)
-    rollback = Rollback(
+def rollback_of(engine: Engine, run: RunRecord, *, backend: Backend, span: Span) -> Rollback:
+    """What undoes steps of ``run`` with the compensations of ``engine``."""
+    return Rollback(
         engine.store, run, find=engine.find_compensation, tracer=engine.tracer, parent=span, backend=backend
     )
-    undone, failed = await rollback(steps.undoable)
-    report = Undone(
-        undone=tuple(undone),
-        failed=tuple(failed),
+
+
+async def roll_back(engine: Engine, run: RunRecord, *, backend: Backend, span: Span) -> tuple[RunRecord, Undone]:
+    """Undo the steps of a run that is ``compensating``, and write how that ended; it has not while some are queued."""
+    steps = await backend.io(steps_of, engine.store, run)
+    report = replace(
+        await rollback_of(engine, run, backend=backend, span=span)(steps.undoable),
         not_compensable=tuple(map(call_info, steps.not_compensable)),
     )
+    if report.queued:
+        return run, report
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
     run = await _move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
     return run, report
-
-
-async def finish_rollback(engine: Engine, run: RunRecord, *, backend: Backend) -> None:
-    """Go on with the rollback of a process that died in the middle of it."""
-    await _take_and_roll_back(engine, run, backend)
 
 
 async def abort(engine: Engine, run: RunRecord, why: str, *, backend: Backend) -> tuple[RunRecord, Undone]:
@@ -212,15 +212,16 @@ async def abort(engine: Engine, run: RunRecord, why: str, *, backend: Backend) -
             f"decide. See: sagaspan show {unresolved[0].id}",
             call=call_info(unresolved[0]),
         )
-    ended = await _take_and_roll_back(engine, run, backend, reason="aborted", error=why)
+    ended = await take_and_roll_back(engine, run, backend, reason="aborted", error=why)
     if ended is None:
         raise RunInProgress(f"the run {run.id!r} is in progress elsewhere, so it was not undone; wait for it")
     return ended
 
 
-async def _take_and_roll_back(
+async def take_and_roll_back(
     engine: Engine, run: RunRecord, backend: Backend, **changes: Any
 ) -> tuple[RunRecord, Undone] | None:
+    """Undo a run that nobody is inside of; None if somebody else took it first."""
     after, audit = transitions.move_run(
         run, RunEvent.COMPENSATE, now_us(), owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )

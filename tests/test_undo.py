@@ -1,0 +1,182 @@
+"""``guard.compensate``: the agent's Ctrl+Z."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunError, RunInProgress
+
+DIES_IN_A_RUN = """
+import os, sys
+from sagaspan import Guard
+guard = Guard(sys.argv[1])
+@guard.tool(compensate=lambda result: None)
+def book(what): return what
+with guard.run(id="dead"):
+    book("room")
+    os._exit(9)
+"""
+
+
+@dataclass
+class World:
+    """What was booked and cancelled, and a hotel that may not answer."""
+
+    log: list[str] = field(default_factory=list)
+    answers: bool = True
+
+    def cancel(self, what: str) -> None:
+        if not self.answers:
+            raise ConnectionResetError("no answer")
+        self.log.append(f"cancel {what}")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def book(guard: Guard, world: World) -> Iterator[object]:
+    """A tool that can be undone."""
+
+    @guard.tool(compensate=lambda result: world.cancel(result))
+    def book(what: str) -> str:
+        world.log.append(f"book {what}")
+        return what
+
+    return book
+
+
+@pytest.fixture
+def done(guard: Guard, book, world: World) -> str:
+    """A completed run of three steps, the first of them committed."""
+    with guard.run("trip", id="done") as run:
+        book("flight")
+        run.commit()
+        book("room")
+        with guard.run("inner"):
+            book("car")
+    world.log.clear()
+    return "done"
+
+
+class TestWholeRuns:
+    """Of every state."""
+
+    def test_a_completed_run_is_undone_in_reverse(self, guard: Guard, done: str, world: World) -> None:
+        """What was committed and what nested runs did, too."""
+        report = guard.compensate(done)
+        assert world.log == ["cancel car", "cancel room", "cancel flight"]
+        assert [call.args["what"] for call in report.undone] == ["car", "room", "flight"]
+        assert report.complete
+        assert guard.runs.get(done).status == "compensated"
+        assert guard.runs.get("done/inner#1").status == "compensated"
+
+    async def test_asynchronous_callers_have_a_twin(self, guard: Guard, done: str, world: World) -> None:
+        """``acompensate`` does the same."""
+        await guard.acompensate(done)
+        assert world.log == ["cancel car", "cancel room", "cancel flight"]
+
+    def test_asking_twice_undoes_once(self, guard: Guard, done: str, world: World) -> None:
+        """The second time there is nothing left."""
+        guard.compensate(done)
+        assert guard.compensate(done).undone == ()
+        assert len(world.log) == 3
+
+    def test_a_dry_run_changes_nothing(self, guard: Guard, done: str, world: World) -> None:
+        """It names what would be undone, in that order."""
+        report = guard.compensate(done, dry_run=True)
+        assert [call.args["what"] for call in report.undone] == ["car", "room", "flight"]
+        assert world.log == []
+        assert guard.runs.get(done).status == "completed"
+
+    def test_what_failed_to_be_undone_is_tried_again(self, guard: Guard, done: str, world: World) -> None:
+        """A dead letter stays until somebody asks again; what was undone is not undone twice."""
+        world.answers = False
+        with pytest.raises(CompensationFailed):
+            guard.compensate(done, call=guard.runs.get(done).calls[1].id)
+        with pytest.raises(CompensationFailed):
+            guard.compensate(done)
+        assert guard.runs.get(done).status == "partially_compensated"
+        world.answers = True
+        guard.compensate(done)
+        assert world.log == ["cancel car", "cancel room", "cancel flight"]
+        assert guard.runs.get(done).status == "compensated"
+
+    def test_a_run_that_somebody_is_in_is_left_alone(self, guard: Guard, book, world: World) -> None:
+        """It says so; nothing is undone under a worker's feet."""
+        with guard.run(id="busy"):
+            book("room")
+            with pytest.raises(RunInProgress):
+                guard.compensate("busy")
+        assert world.log == ["book room"]
+
+    def test_a_dead_process_s_run_can_be_undone(self, guard: Guard, store_url: str, book, world: World) -> None:
+        """Any process that has the tools can finish it."""
+        child = subprocess.run([sys.executable, "-c", DIES_IN_A_RUN, store_url], capture_output=True, text=True)
+        assert child.returncode == 9, child.stderr
+        guard.compensate("dead")
+        assert world.log == ["cancel room"]
+        assert guard.runs.get("dead").status == "compensated"
+
+    def test_a_write_in_doubt_forbids_it(self, guard: Guard, book, world: World) -> None:
+        """Nothing is undone by a guess."""
+
+        @guard.tool(effect="write")
+        def pay() -> None:
+            raise TimeoutError
+
+        with pytest.raises(TimeoutError), guard.run(id="doubt"):
+            book("room")
+            pay()
+        with pytest.raises(OutcomeUnknown, match="pay"):
+            guard.compensate("doubt")
+        assert world.log == ["book room"]
+
+    def test_an_unknown_run_is_an_error(self, guard: Guard) -> None:
+        """With what to look at."""
+        with pytest.raises(RunError, match="sagaspan runs list"):
+            guard.compensate("nothing")
+
+
+class TestOneCall:
+    """Of a run that is over, or of the run in force."""
+
+    def test_only_that_call_is_undone(self, guard: Guard, done: str, world: World) -> None:
+        """The run stays completed, and a later undo of it leaves the call alone."""
+        room = guard.runs.get(done).calls[1]
+        guard.compensate(done, call=room.id)
+        assert world.log == ["cancel room"]
+        assert guard.runs.get(done).status == "completed"
+        assert guard.compensate(done, call=room.id).undone == ()
+        guard.compensate(done)
+        assert world.log == ["cancel room", "cancel car", "cancel flight"]
+
+    def test_a_run_can_undo_a_step_of_its_own(self, guard: Guard, book, world: World) -> None:
+        """The agent takes one step back and goes on; leaving by an error does not undo it twice."""
+        with pytest.raises(ValueError, match="no"), guard.run(id="own") as run:
+            book("flight")
+            book("room")
+            guard.compensate(run, call=run.calls[1].id)
+            raise ValueError("no")
+        assert world.log == ["book flight", "book room", "cancel room", "cancel flight"]
+
+    def test_what_cannot_be_undone_is_said(self, guard: Guard) -> None:
+        """A write without a compensation is reported, not skipped."""
+        pay = guard.tool("pay", effect="write")(lambda: 1)
+        with guard.run(id="paid") as run:
+            pay()
+        (call,) = run.calls
+        assert guard.compensate(run, call=call.id).not_compensable[0].tool == "pay"
+        assert not guard.compensate(run, dry_run=True).complete
+
+    def test_a_call_of_another_run_is_an_error(self, guard: Guard, done: str) -> None:
+        """A slip of the hand undoes nothing."""
+        with pytest.raises(RunError, match="has no call"):
+            guard.compensate(done, call="0123")
