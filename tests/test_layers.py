@@ -43,7 +43,7 @@ ALLOWED = {
     "_saga": DATA | {"ledger", "_endings", "_rollback"},
     "_undo": DATA | {"ledger", "_rollback", "_saga"},
     "_engine": DATA | {"ledger", "middleware"},
-    "_run": DATA | {"ledger", "_endings", "_rollback", "_saga"},
+    "_run": DATA | {"ledger", "_endings", "_rollback", "_saga", "_undo"},
     "_views": {"ledger"},
     "_adapters": {"exceptions"},
     "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_adapters", "_views"},

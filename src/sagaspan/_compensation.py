@@ -77,6 +77,19 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def same_callable(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions do the same to the same things: not two closures, nor methods of two objects."""
+    if one is other or one == other:  # equal: bound methods of one object
+        return True
+    code = getattr(one, "__code__", None)
+    return (
+        code is not None
+        and code is getattr(other, "__code__", None)
+        and not getattr(one, "__closure__", None)
+        and not hasattr(one, "__self__")
+    )
+
+
 def is_async_callable(function: Callable[..., Any]) -> bool:
     """Whether calling ``function`` gives an awaitable."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -15,6 +15,7 @@ from sagaspan.exceptions import (
     RunClosed,
     RunInProgress,
     StoreUnavailable,
+    ToolTimeout,
 )
 from sagaspan.ledger.transitions import RunEvent
 
@@ -43,7 +44,7 @@ def ending_of(
     reason = "aborted" if aborted else _reason(error)
     if reason is None:
         return Ending(event=RunEvent.HOLD, reason="unresolved") if unresolved else Ending(event=RunEvent.COMPLETE)
-    if not aborted and isinstance(error, _HOLDING):
+    if not aborted and isinstance(error, _HOLDING) and (unresolved or not isinstance(error, ToolTimeout)):
         return Ending(event=RunEvent.HOLD, reason=reason)
     if not aborted and isinstance(error, _INTERRUPTIONS) and on_interrupt == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)

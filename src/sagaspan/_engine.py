@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ from sagaspan import codecs
 from sagaspan._backends import SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
 from sagaspan._clock import new_id, now_us
-from sagaspan._compensation import Compensation, compensation_of
+from sagaspan._compensation import Compensation, compensation_of, same_callable
 from sagaspan._context import current_call, current_run
 from sagaspan._middleware import Middleware, compose
 from sagaspan._spans import error_message, tracer_of
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sagaspan")
 SESSION: Final = "session"
 """The name of the run that calls outside any run share."""
+
+REMEMBERED: Final = 10_000
+"""How many of the latest calls keep hold of the compensation they were made with."""
 
 Invoke = Callable[[Mapping[str, Any]], Any]
 
@@ -81,7 +85,9 @@ class Engine:
         self.open_runs = 0
         self._require_run = require_run
         self._unresolved: set[Tool] = set()
-        self._compensations: dict[tuple[str, str], Compensation] = {}
+        # None: two of that name undo different things, so only the run that made a call knows which is meant.
+        self._compensations: dict[tuple[str, str], Compensation | None] = {}
+        self._made_with: dict[str, Compensation] = {}
         self._session: RunRecord | None = None
         self._lock = threading.Lock()
         self._warned: set[str] = set()
@@ -116,9 +122,25 @@ class Engine:
     def prepare(self, tool: Tool) -> None:
         """Remember the compensation of ``tool``; one named by a string is looked up before the next body runs."""
         if tool.compensation is not None:
-            self._compensations[tool.name, tool.compensation.name] = tool.compensation
+            self._know(tool.name, tool.compensation)
         elif tool.policy.compensate is not None:
             self._unresolved.add(tool)
+
+    @contextlib.contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Forget what was declared within if it fails: half a wrapped agent must not get in the way of another."""
+        before = dict(self.tools), set(self._unresolved), dict(self._compensations)
+        try:
+            yield
+        except BaseException:
+            self.tools, self._unresolved, self._compensations = before
+            raise
+
+    def _know(self, tool: str, compensation: Compensation) -> None:
+        """Know a compensation by name; of two that are bound to different things neither is known any more."""
+        known = self._compensations.get((tool, compensation.name), compensation)
+        same = known is not None and same_callable(known.function, compensation.function)
+        self._compensations[tool, compensation.name] = compensation if same else None
 
     def compensation_for(self, tool: Tool) -> Compensation | None:
         """The compensation of ``tool``."""
@@ -133,7 +155,14 @@ class Engine:
                 self._resolve_names()
             except ConfigurationError as error:  # of another tool: what can be undone still is
                 _log.warning("%s", error)
-        return self._compensations.get((call.tool, call.compensate or ""))
+        return self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
+
+    def _remember(self, call_id: str, compensation: Compensation | None) -> None:
+        """A call is undone with the very compensation it was made with, whatever was declared under its name since."""
+        if compensation is not None:
+            self._made_with[call_id] = compensation
+            while len(self._made_with) > REMEMBERED:
+                self._made_with.pop(next(iter(self._made_with)), None)
 
     def _resolve_names(self) -> None:
         """Look up every compensation named by a string; raises ``ConfigurationError``, before any body has run."""
@@ -145,9 +174,7 @@ class Engine:
                 hint = f"did you mean {', '.join(near)}?" if near else "register it with @guard.tool"
                 raise ConfigurationError(f"tool {tool.name!r}: there is no tool {name!r} to compensate it; {hint}")
             where = f"tool {tool.name!r}"
-            self._compensations[tool.name, name] = compensation_of(
-                undo.function, tool.parameters, where=where, name=name
-            )
+            self._know(tool.name, compensation_of(undo.function, tool.parameters, where=where, name=name))
             self._unresolved.discard(tool)
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -181,6 +208,8 @@ class Engine:
                 raise
             if result.state is CallState.FAILED:
                 run.did_not_happen(call)
+            elif tool.policy.compensate is not None:
+                self._remember(result.record.id, self.compensation_for(tool))
             return self._deliver(tool, run, result)
 
     def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
@@ -197,7 +226,7 @@ class Engine:
                 f"tool {tool.name!r} was called outside a run, and this guard has require_run=True; use with "
                 "guard.run(...)"
             )
-        if self.open_runs and tool.policy.compensate is not None and tool.name not in self._warned:
+        if self.open_runs and tool.policy.declared_write and tool.name not in self._warned:
             self._warned.add(tool.name)
             _log.warning(
                 "tool %r was called outside a run while a run is open: a plain thread does not inherit it, so "
@@ -259,6 +288,8 @@ class Engine:
             scope = run_scope(record.id, 0)
             return CallKey(source=KeySource.UNIQUE, scope=scope, value=new_id(now_us()), fingerprint=digest), 0
         occurrence = run.occurrence(tool.name, digest)
+        if tool.policy.repeat_rule != "new":
+            run.check_same(tool, digest)
         number = occurrence if tool.policy.repeat_rule == "new" else 0
         scope = run_scope(record.id, record.generation)
         value = digest if number == 0 else f"{digest}.{number}"

@@ -143,7 +143,9 @@ class Guard:
         """
         _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
         book = PolicyBook(policies, source="wrap(policies)")
-        wrapped: T = find_adapter(target).wrap(self, target, book, name=name, run_id=run_id, on_interrupt=on_interrupt)
+        adapter = find_adapter(target)
+        with self._engine.all_or_nothing():
+            wrapped: T = adapter.wrap(self, target, book, name=name, run_id=run_id, on_interrupt=on_interrupt)
         return wrapped
 
     def define(self, function: Callable[..., Any], *, name: str, policy: Policy, **details: Any) -> Tool:
@@ -203,6 +205,8 @@ class Guard:
         ``RunConflict``, ``RunClosed`` or ``StoreError``.
         """
         _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
+        if id == "" or not isinstance(id, str | None):
+            raise ConfigurationError(f"the run id {id!r} is not a name; leave it out for a generated one")
         outer = current_run.get() if nested else None
         if outer is not None and outer.engine is not self._engine:
             outer = None

@@ -46,6 +46,7 @@ class Steps:
     undoable: tuple[CallRecord, ...]
     not_compensable: tuple[CallRecord, ...]
     unresolved: tuple[CallRecord, ...]
+    undeclared: tuple[CallRecord, ...]
     undone: bool
 
     @property
@@ -58,13 +59,15 @@ class Steps:
 class Undone:
     """What a rollback did, or would do: steps ``undone``, ``failed`` to undo, and ``not_compensable`` by declaration.
 
-    ``queued`` steps wait, in their order, for a process in which their compensation is registered.
+    ``queued`` steps wait, in their order, for a process in which their compensation is registered; ``undeclared`` ones
+    have no policy that says whether they changed anything.
     """
 
     undone: tuple[CallInfo, ...] = ()
     failed: tuple[CallInfo, ...] = ()
     not_compensable: tuple[CallInfo, ...] = ()
     queued: tuple[CallInfo, ...] = ()
+    undeclared: tuple[CallInfo, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -84,6 +87,8 @@ class Undone:
             )
         if self.not_compensable:
             parts.append(f"declared without compensate, so still in force: {_names(self.not_compensable)}")
+        if self.undeclared:
+            parts.append(f"undeclared, so perhaps still in force: {_names(self.undeclared)}")
         return "; ".join(parts)
 
 
@@ -99,6 +104,9 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
             call for call in calls if call.state is CallState.DONE and call.declared_write and call.compensate is None
         ),
         unresolved=tuple(call for call in calls if call.state in _UNSURE and call.declared_write),
+        undeclared=tuple(
+            call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
+        ),
         undone=any(call.state is CallState.COMPENSATED and call.run_id == run.id for call in calls),
     )
 

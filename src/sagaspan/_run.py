@@ -8,7 +8,7 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
@@ -20,9 +20,11 @@ from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
+from sagaspan import _undo as undo
 from sagaspan import codecs, semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
+from sagaspan._compensation import same_callable
 from sagaspan._context import current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone, steps_of
@@ -73,6 +75,7 @@ class Run:
         self._in_flight = 0
         self._occurrences: dict[tuple[str, str], int] = {}
         self._free: dict[tuple[str, str], list[int]] = {}
+        self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
         self._children: dict[str, int] = {}
         self._lock = threading.Lock()
         self._span: Span = INVALID_SPAN
@@ -228,6 +231,16 @@ class Run:
             self._occurrences[tool, digest] = number
         return number
 
+    def check_same(self, tool: Tool, digest: str) -> None:
+        """Refuse an equal write of something else under the same name: one of the two would silently not happen."""
+        # A tool may have a synchronous and an asynchronous body; those are one tool.
+        known = self._functions.setdefault((tool.name, digest, tool.is_async), tool.function)
+        if not same_callable(known, tool.function):
+            raise ConfigurationError(
+                f"tool {tool.name!r} did not run: another tool of this name was called with equal arguments in this "
+                "run, and a write is done once by its name and arguments. Give the two different names, or a key="
+            )
+
     def did_not_happen(self, call: Call) -> None:
         """Its number is free again: the next equal call is this one, tried again, and so it is on a resume."""
         if call.key.source is KeySource.CONTENT:
@@ -326,10 +339,14 @@ class Run:
         return report
 
     async def _abort_now(self, backend: Backend) -> Undone | None:
-        record = await backend.io(self.engine.store.get_run, self.record.namespace, self.record.id)
-        if record is None or record.state not in (RunState.COMPLETED, RunState.PAUSED, RunState.HELD):
+        """Undo a run that nobody is inside of, whatever state it was left in; what never began needs nothing."""
+        store, record = self.engine.store, self.record
+        if await backend.io(store.get_run, record.namespace, record.id) is None:
             return None
-        self.record, report = await saga.abort(self.engine, record, self._aborted or "aborted", backend=backend)
+        why = self._aborted or "aborted"
+        report = await undo.undo_run(self.engine, record.id, reason="aborted", error=why, backend=backend)
+        now = await backend.io(store.get_run, record.namespace, record.id)
+        self.record = record if now is None else now
         return report
 
     async def _has_unresolved(self, error: BaseException | None, backend: Backend) -> bool:
@@ -345,14 +362,25 @@ class Run:
             await backend.sleep(0.01)
 
     def _raise(self, error: BaseException | None, report: Undone | None) -> None:
+        if self.record.state is RunState.HELD and not self.replaying:
+            self._say(
+                error, f"sagaspan: run {self.id!r} is held ({self.reason}): nothing was undone; sagaspan show {self.id}"
+            )
         if report is not None:
             original = error or self._doomed
-            if original is not None:
-                original.add_note(report.sentence(self.id))
+            if original is not None or not report.complete:
+                self._say(original, report.sentence(self.id))
             if stuck := (*report.failed, *report.queued):
                 raise CompensationFailed(report.sentence(self.id), call=stuck[0]) from original
         if error is None and self._doomed is not None:
             raise self._doomed
+
+    def _say(self, error: BaseException | None, sentence: str) -> None:
+        """Tell whoever sees the error; where there is none, the log."""
+        if error is not None:
+            error.add_note(sentence)
+        else:
+            _log.warning("%s", sentence)
 
     def _encoded_output(self) -> str | None:
         if self.output is None:

@@ -13,7 +13,7 @@ from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._endings import Ending
 from sagaspan._rollback import Rollback, Undone, family, steps_of
-from sagaspan.exceptions import OutcomeUnknown, RunClosed, RunConflict, RunInProgress, StoreUnavailable
+from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreUnavailable
 from sagaspan.ledger import transitions
 from sagaspan.ledger.records import CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.store import RunChange, Store
@@ -151,6 +151,8 @@ def _check_identity(existing: RunRecord, wanted: RunRecord) -> None:
 def _check_reopenable(store: Store, run: RunRecord) -> None:
     steps = steps_of(store, run)
     open_steps = [call for call in steps.undoable if call.state is not CallState.DONE] + list(steps.unresolved)
+    if run.state is RunState.PARTIALLY_COMPENSATED:
+        open_steps += steps.not_compensable  # still in force: starting over would do it twice
     if open_steps:
         raise RunClosed(
             f"the run {run.id!r} cannot be reopened while {open_steps[0].tool!r} ({open_steps[0].state}) needs "
@@ -194,6 +196,7 @@ async def roll_back(engine: Engine, run: RunRecord, *, backend: Backend, span: S
     report = replace(
         await rollback_of(engine, run, backend=backend, span=span)(steps.undoable),
         not_compensable=tuple(map(call_info, steps.not_compensable)),
+        undeclared=tuple(map(call_info, steps.undeclared)),
     )
     if report.queued:
         return run, report
@@ -201,21 +204,6 @@ async def roll_back(engine: Engine, run: RunRecord, *, backend: Backend, span: S
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
     run = await _move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
     return run, report
-
-
-async def abort(engine: Engine, run: RunRecord, why: str, *, backend: Backend) -> tuple[RunRecord, Undone]:
-    """Undo a run that nobody is inside of; raises ``RunInProgress``, or ``OutcomeUnknown`` if a write is in doubt."""
-    unresolved = (await backend.io(steps_of, engine.store, run)).unresolved
-    if unresolved:
-        raise OutcomeUnknown(
-            f"the run {run.id!r} is not undone: nobody knows whether {unresolved[0].tool!r} happened; find out, then "
-            f"decide. See: sagaspan show {unresolved[0].id}",
-            call=call_info(unresolved[0]),
-        )
-    ended = await take_and_roll_back(engine, run, backend, reason="aborted", error=why)
-    if ended is None:
-        raise RunInProgress(f"the run {run.id!r} is in progress elsewhere, so it was not undone; wait for it")
-    return ended
 
 
 async def take_and_roll_back(

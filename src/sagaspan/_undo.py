@@ -44,16 +44,29 @@ async def compensate(
     return report
 
 
-async def _whole_run(engine: Engine, run: RunRecord, *, dry_run: bool, backend: Backend) -> Undone:
+async def undo_run(engine: Engine, run_id: str, *, reason: str, error: str, backend: Backend) -> Undone:
+    """Undo a whole run that is on record and that nobody is inside of; raises as ``compensate`` but for failures."""
+    run = await backend.io(engine.store.get_run, engine.namespace, run_id)
+    if run is None:
+        return Undone()
+    _check_nobody_inside(engine, run)
+    return await _whole_run(engine, run, dry_run=False, backend=backend, reason=reason, error=error)
+
+
+async def _whole_run(
+    engine: Engine, run: RunRecord, *, dry_run: bool, backend: Backend, **changes: str | None
+) -> Undone:
     steps = await backend.io(steps_of, engine.store, replace(run, committed_seq=0))
     if steps.unresolved and run.state is not RunState.COMPENSATING:
         _refuse(run, steps.unresolved[0])
     planned = Undone(
         undone=tuple(map(call_info, steps.undoable)), not_compensable=tuple(map(call_info, steps.not_compensable))
     )
-    if dry_run or not steps.undoable:
+    over = run.state in (RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED, RunState.FAILED)
+    if dry_run or (over and not steps.undoable):
         return planned
-    ended = await saga.take_and_roll_back(engine, run, backend, committed_seq=0, reason=run.reason or "requested")
+    changes = {"reason": run.reason or "requested", **changes}
+    ended = await saga.take_and_roll_back(engine, run, backend, committed_seq=0, **changes)
     if ended is None:
         raise RunInProgress(f"the run {run.id!r} was taken by another worker at this moment; try again")
     return ended[1]

@@ -48,6 +48,23 @@ class Settings:
         return connect(self.store or default_store(), create=False, migrate="check")
 
     @property
+    def has_ledger(self) -> bool:
+        """Whether a ledger was named, or stands where it would by default."""
+        from sagaspan.stores import default_store
+
+        return self.store is not None or Path(default_store().removeprefix("sqlite:///")).exists()
+
+    @property
+    def again(self) -> str:
+        """How to call the program so that it looks at the same place: what ``demo`` tells people to type."""
+        # Under `uv run` in a checkout nothing is on the shell's own PATH.
+        program = (
+            "uv run --no-dev --extra langchain sagaspan" if os.environ.get("UV_RUN_RECURSION_DEPTH") else "sagaspan"
+        )
+        named = ((" --home ", self.home), (" --store ", self.store))
+        return program + "".join(f"{option}{value}" for option, value in named if value)
+
+    @property
     def traces(self) -> Path:
         """The folder of the trace files."""
         from sagaspan._home import traces_directory

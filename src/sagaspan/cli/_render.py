@@ -19,6 +19,7 @@ from typing import Any, Final
 import click
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs", "Co"})
+_WHOLE: Final = frozenset({"id", "run", "trace", "call", "#", "state", "status", "next"})
 _STYLES: Final = {
     "done": "green", "completed": "green", "compensated": "yellow", "running": "cyan", "compensating": "cyan",
     "failed": "red", "unknown": "bold red", "needs_human": "bold red", "compensation_failed": "bold red",
@@ -39,6 +40,21 @@ def emit_json(data: Any) -> None:
     click.echo(json.dumps(_plain(data), ensure_ascii=False, indent=2, allow_nan=False))
 
 
+def emit_records(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows as a table, or, where that would be too wide to read, each as a list of its columns."""
+    width = sum(
+        max([len(name), *(min(len(_cell(row[at])), 20) for row in rows)]) + 2 for at, name in enumerate(columns)
+    )
+    if width <= console().width:
+        emit_table(columns, rows)
+        return
+    longest = max(map(len, columns))
+    for number, row in enumerate(rows, 1):
+        say(f"-- row {number}", "dim")
+        for name, value in zip(columns, row, strict=True):
+            say(f"{name:<{longest}}  {_cell(value)}")
+
+
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """Print a table; known states are coloured."""
     from rich.table import Table
@@ -48,7 +64,8 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
         title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
     for column in columns:
-        table.add_column(column, overflow="fold")
+        # What people copy stays in one piece.
+        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:
         table.add_row(*(Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row))
     _print_table(table)

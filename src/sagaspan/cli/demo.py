@@ -57,7 +57,7 @@ def demo(settings: Settings) -> None:
         emit_json({"runs": runs, "tool_calls": [dict(zip(table.columns, row, strict=True)) for row in table.rows]})
         return
     say("\n4. The spans just exported, as SQL", "bold")
-    say(f'   sagaspan sql "{" ".join(QUERY.format(prefix=story.prefix).split())}"\n', "dim")
+    say(f'   {settings.again} sql "{" ".join(QUERY.format(prefix=story.prefix).split())}"\n', "dim")
     emit_table(table.columns, table.rows)
     _what_next(runs, settings)
 
@@ -181,12 +181,14 @@ def _tool_calls(settings: Settings, prefix: str) -> Any:
 def _what_next(runs: list[RunInfo], settings: Settings) -> None:
     from sagaspan.cli.runs import trace_of
 
+    again = settings.again
     say(f"\nAll of it is in {settings.traces.parent}. What to type next:", "bold")
-    say(f"  sagaspan traces show {(trace_of(runs[0].traceparent) or '')[:16]}")
-    say(f"  sagaspan show {runs[0].id}")
-    say("  sagaspan runs list")
-    say('  sagaspan sql "select tool, state, count(*) as calls from tool_calls group by all order by all"')
-    say("  sagaspan status")
+    say(f"  {again} traces show {(trace_of(runs[0].traceparent) or '')[:16]}")
+    say(f"  {again} show {runs[0].id}")
+    say(f"  {again} runs list")
+    count = "select tool, state, count(*) as calls from tool_calls where executed group by all order by all"
+    say(f'  {again} sql "{count}"')
+    say(f"  {again} status")
 
 
 def _trip() -> ModuleType:

@@ -31,6 +31,8 @@ def show(settings: Settings, any_id: str) -> None:
     matches = [*_in_ledger(settings, any_id), *_in_traces(settings, any_id)]
     if not matches:
         raise NotFound(f"nothing starts with {any_id!r}; see: sagaspan runs list, sagaspan traces list")
+    exact = [match for match in matches if match.id == any_id]
+    matches = exact[:1] or matches
     if len(matches) > 1:
         named = [(match.kind, match.id, match.what) for match in matches]
         raise NotFound(f"{any_id!r} is the start of {len(matches)} things; give more of it", named)
@@ -81,7 +83,7 @@ def _in_ledger(settings: Settings, prefix: str) -> list[_Match]:
         store = settings.open_store()
         runs, calls = find_runs(store, prefix), store.match_calls(prefix)
     except StoreUnavailable:
-        if settings.store is not None or not settings.traces.is_dir():
+        if settings.has_ledger or not settings.traces.is_dir():
             raise
         return []  # traces without a ledger: a folder of somebody else's spans
     return [*(_run_match(settings, run) for run in runs), *(_call_match(settings, store, call) for call in calls)]

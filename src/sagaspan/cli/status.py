@@ -91,6 +91,8 @@ def _because(why: str, run: RunRecord) -> str:
 
 def _call_items(store: Any) -> Iterator[Item]:
     for call in store.open_calls(_LIMIT):
+        if call.state is CallState.UNKNOWN and not call.declared_write:
+            continue  # in doubt, but nobody has to act on a read
         why = _CALLS.get(call.state) or _abandoned(call)
         if why is not None:
             yield Item(

@@ -141,6 +141,8 @@ def _truthful(ended: Ended, may_have_applied: bool) -> Ended:
 
 
 def _timed_out(call: Call) -> ToolTimeout:
+    if call.tool.policy.rerunnable:
+        return ToolTimeout(f"tool {call.tool.name!r} did not answer within {call.tool.policy.timeout:g} s")
     return ToolTimeout(
         f"tool {call.tool.name!r} did not answer within {call.tool.policy.timeout:g} s; its effect may still "
         "come, so it "
