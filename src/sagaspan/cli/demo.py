@@ -20,7 +20,7 @@ from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.records import CallInfo, Phase, RunInfo
 
 QUERY = """
-select run_id as run, tool, phase, state, outcome, round(duration_ms, 1) as ms, error_type
+select split_part(run_id, '-', 3) as run, tool, phase, state, outcome, round(duration_ms, 1) as ms, error_type
   from tool_calls where starts_with(run_id, '{prefix}') order by started
 """
 
@@ -116,7 +116,7 @@ class _Story:
             self._show_trace(run)
         undone = {call.compensates: call for call in run.calls if call.phase is Phase.COMPENSATION}
         rows = [
-            (call.tool, call.state, short(call.result or call.error, 60), _undone_by(undone.get(call.id)))
+            (call.tool, call.state, short(call.result or call.error, 80), _undone_by(undone.get(call.id)))
             for call in run.calls
             if call.phase is Phase.FORWARD
         ]
