@@ -38,7 +38,8 @@ async def compensate(
     if call_id is not None:
         report = await _one_call(engine, run, call_id, dry_run=dry_run, backend=backend)
     else:
-        report = await _whole_run(engine, run, dry_run=dry_run, backend=backend)
+        # Asked for by name, what was committed is undone too.
+        report = await _whole_run(engine, replace(run, committed_seq=0), dry_run=dry_run, backend=backend)
     if stuck := (*report.failed, *report.queued):
         raise CompensationFailed(report.sentence(run_id), call=stuck[0])
     return report
@@ -56,7 +57,7 @@ async def undo_run(engine: Engine, run_id: str, *, reason: str, error: str, back
 async def _whole_run(
     engine: Engine, run: RunRecord, *, dry_run: bool, backend: Backend, **changes: str | None
 ) -> Undone:
-    steps = await backend.io(steps_of, engine.store, replace(run, committed_seq=0))
+    steps = await backend.io(steps_of, engine.store, run)
     if steps.unresolved and run.state is not RunState.COMPENSATING:
         _refuse(run, steps.unresolved[0])
     planned = Undone(
@@ -66,7 +67,7 @@ async def _whole_run(
     if dry_run or (over and not steps.undoable):
         return planned
     changes = {"reason": run.reason or "requested", **changes}
-    ended = await saga.take_and_roll_back(engine, run, backend, committed_seq=0, **changes)
+    ended = await saga.take_and_roll_back(engine, run, backend, **changes)
     if ended is None:
         raise RunInProgress(f"the run {run.id!r} was taken by another worker at this moment; try again")
     return ended[1]
