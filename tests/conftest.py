@@ -15,12 +15,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import Guard, Run
+
+# How long an example takes is no property of the code: a busy machine must not fail a test.
+hypothesis.settings.register_profile("sagaspan", deadline=None)
+hypothesis.settings.load_profile("sagaspan")
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +208,7 @@ class Worker:
         return subprocess.Popen(
             [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
             env={**os.environ, **self._environment(), **environment},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,7 +15,8 @@ ADAPTERS = ROOT / "adapters"
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {"exceptions", "semconv", "codecs", "keys", "_clock", "_owner", "_home"}
 DATA = BASE | {
-    "expressions", "policy", "_compensation", "_tool", "_backends", "_call", "_context", "_middleware", "_spans",
+    "expressions", "policy", "_compensation", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
+    "_spans",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -31,8 +32,9 @@ ALLOWED = {
     "_spans": {"exceptions", "semconv"},
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions"},
-    "_tool": {"exceptions", "expressions", "policy", "_compensation"},
-    "_call": {"_backends", "_compensation", "_tool", "keys", "ledger.records"},
+    "_probe": {"exceptions", "_compensation"},
+    "_tool": {"exceptions", "expressions", "policy", "_compensation", "_probe"},
+    "_call": {"exceptions", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
     "_context": set(),
     "_middleware": {"_call"},
     "ledger": DATA | {"ledger", "_outcome"},
@@ -43,10 +45,11 @@ ALLOWED = {
     "_saga": DATA | {"ledger", "_endings", "_rollback"},
     "_undo": DATA | {"ledger", "_rollback", "_saga"},
     "_engine": DATA | {"ledger", "middleware"},
+    "_recovery": DATA | {"ledger", "_endings", "_engine", "_rollback", "_saga"},
     "_run": DATA | {"ledger", "_endings", "_rollback", "_saga", "_undo"},
-    "_views": {"ledger"},
+    "_views": BASE | {"ledger", "_backends", "_probe"},
     "_adapters": {"exceptions"},
-    "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_adapters", "_views"},
+    "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_views"},
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
     "telemetry": {"exceptions", "semconv", "telemetry", "_home"},
     "index": {"exceptions", "semconv", "index"},

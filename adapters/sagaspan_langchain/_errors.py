@@ -41,6 +41,8 @@ def told(error: BaseException) -> dict[str, Any] | None:
         data["retry_after"] = error.retry_after
     if error.call is not None:
         data["record"] = error.call.id
+        if error.tool_ran == "unknown":
+            data["next"] = f"sagaspan calls resolve {error.call.id} OUTCOME --note WHY"
     return {**data, "message": str(error)}
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sagaspan._call import Call, Result
     from sagaspan._guard import Guard
     from sagaspan._middleware import CallNext, Middleware, compose
+    from sagaspan._probe import Applied, Unsure
+    from sagaspan._recovery import Recovery
     from sagaspan._rollback import Undone
     from sagaspan._run import Run
     from sagaspan._tool import Tool
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         RateLimited,
         Refused,
         ReplayDivergence,
+        ResolutionError,
         RunClosed,
         RunConflict,
         RunError,
@@ -54,7 +57,9 @@ _HOMES = {
     "sagaspan._call": ("Call", "Result"),
     "sagaspan._guard": ("Guard",),
     "sagaspan._middleware": ("CallNext", "Middleware", "compose"),
+    "sagaspan._recovery": ("Recovery",),
     "sagaspan._rollback": ("Undone",),
+    "sagaspan._probe": ("Applied", "Unsure"),
     "sagaspan._run": ("Run",),
     "sagaspan._tool": ("Tool",),
     "sagaspan.ledger.records": ("CallInfo", "CallState", "RunInfo", "RunState"),
@@ -63,8 +68,8 @@ _HOMES = {
     "sagaspan.exceptions": (
         "ApprovalDenied", "ApprovalExpired", "ApprovalPending", "BudgetExceeded", "CallInProgress", "CircuitOpen",
         "CompensationFailed", "ConfigurationError", "KeyConflict", "LockConflict", "LoopDetected", "NotApplied",
-        "OutcomeUnknown", "PolicyDenied", "RateLimited", "Refused", "ReplayDivergence", "RunClosed", "RunConflict",
-        "RunError",
+        "OutcomeUnknown", "PolicyDenied", "RateLimited", "Refused", "ReplayDivergence", "ResolutionError",
+        "RunClosed", "RunConflict", "RunError",
         "RunInProgress", "SagaspanError", "SchemaOutdated", "ScopeFrozen", "StoreError", "StoreUnavailable",
         "ToolTimeout",
     ),
@@ -72,6 +77,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Applied",
     "ApprovalDenied",
     "ApprovalExpired",
     "ApprovalPending",
@@ -94,8 +100,10 @@ __all__ = [
     "Policy",
     "PolicyDenied",
     "RateLimited",
+    "Recovery",
     "Refused",
     "ReplayDivergence",
+    "ResolutionError",
     "Result",
     "Retry",
     "Run",
@@ -113,6 +121,7 @@ __all__ = [
     "Tool",
     "ToolTimeout",
     "Undone",
+    "Unsure",
     "__version__",
     "compose",
     "configure_tracing",

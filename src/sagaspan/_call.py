@@ -11,6 +11,7 @@ from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, Tracer
 from sagaspan._backends import Backend, Finished
 from sagaspan._compensation import Compensation
 from sagaspan._tool import Tool
+from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import CallKey, idempotency_headers
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord
 
@@ -56,6 +57,28 @@ class Call:
     span: Span = INVALID_SPAN
     tracer: Tracer = _NO_TRACER
     declared: Declared = Declared()
+    mark: Callable[[], None] | None = None
+
+    def sending(self) -> None:
+        """Mark, on disk, that the request is sent next: what dies before has provably not happened.
+
+        For tools with ``marks_sending=True``, right before the wire, in every path that sends. Raises
+        ``OutcomeUnknown`` if this attempt was given up meanwhile (then nothing must be sent), ``StoreUnavailable`` or
+        ``ConfigurationError``.
+        """
+        self._the_mark()()
+
+    async def asending(self) -> None:
+        """As ``sending``, for asynchronous tools."""
+        await self.backend.io(self._the_mark())
+
+    def _the_mark(self) -> Callable[[], None]:
+        if self.mark is None:
+            raise ConfigurationError(
+                f"tool {self.tool.name!r} calls sending() but does not declare marks_sending=True, so that a missing "
+                "mark would prove nothing"
+            )
+        return self.mark
 
     @property
     def idempotency_headers(self) -> dict[str, str]:

@@ -55,7 +55,7 @@ def compensation_of(
         raise ConfigurationError(
             f"{where}: the compensation {name!r} is a generator, which runs nothing when it is called"
         )
-    declared, takes_all = _declared(function, parameters, where=where, name=name)
+    declared, takes_all = fillable(function, parameters, RESERVED, where=where, what=f"compensation {name!r}")
     clash = sorted(declared & set(parameters) & set(RESERVED))
     if clash:
         raise ConfigurationError(
@@ -95,19 +95,23 @@ def is_async_callable(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _declared(
-    function: Callable[..., Any], parameters: Collection[str], *, where: str, name: str
+def fillable(
+    function: Callable[..., Any], parameters: Collection[str], reserved: Collection[str], *, where: str, what: str
 ) -> tuple[frozenset[str], bool]:
+    """The parameters of ``function`` that a call can fill by name, and whether it takes all of them (``**kwargs``).
+
+    Raises ``ConfigurationError`` for a parameter that nothing can fill; ``what`` names the function.
+    """
     declared, takes_all = set(), False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             takes_all = True
-        elif parameter.kind in _FILLABLE and parameter.name in {*parameters, *RESERVED}:
+        elif parameter.kind in _FILLABLE and parameter.name in {*parameters, *reserved}:
             declared.add(parameter.name)
         elif parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
             raise ConfigurationError(
-                f"{where}: nothing can fill the parameter {parameter.name!r} of the compensation {name!r}; it can take "
-                f"the call's arguments ({', '.join(parameters) or 'none'}) and {', '.join(RESERVED)}"
+                f"{where}: nothing can fill the parameter {parameter.name!r} of the {what}; it can take "
+                f"the call's arguments ({', '.join(parameters) or 'none'}) and {', '.join(reserved)}"
             )
     return frozenset(declared), takes_all
 

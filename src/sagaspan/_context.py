@@ -16,6 +16,17 @@ current_call: ContextVar[Call | None] = ContextVar("sagaspan_call", default=None
 
 
 @contextlib.contextmanager
+def nothing_in_force() -> Iterator[None]:
+    """No run and no call, for what belongs to none: a probe is no step of the run it asks for."""
+    run, call = current_run.set(None), current_call.set(None)
+    try:
+        yield
+    finally:
+        current_call.reset(call)
+        current_run.reset(run)
+
+
+@contextlib.contextmanager
 def call_in_force(call: Call) -> Iterator[None]:
     """Make ``call`` the current one while its body runs."""
     token = current_call.set(call)

@@ -32,11 +32,17 @@ class Ending:
 
 
 def ending_of(
-    error: BaseException | None, *, aborted: bool, paused: bool, unresolved: bool, on_interrupt: str
+    error: BaseException | None,
+    *,
+    aborted: bool,
+    paused: bool,
+    unresolved: bool,
+    on_interrupt: str,
 ) -> Ending:
     """What becomes of a run that ``error`` (or nothing) leaves.
 
-    ``unresolved``: a declared write may or may not have happened, so nothing is compensated by a guess.
+    ``unresolved``: a declared write may or may not have happened, so nothing is compensated by a guess. Where none
+    is, a ``ToolTimeout`` is an error like others: it was a read, or a probe found out.
     """
     error = _deciding(error)
     if paused or isinstance(error, ApprovalPending):
@@ -44,7 +50,9 @@ def ending_of(
     reason = "aborted" if aborted else _reason(error)
     if reason is None:
         return Ending(event=RunEvent.HOLD, reason="unresolved") if unresolved else Ending(event=RunEvent.COMPLETE)
-    if not aborted and isinstance(error, _HOLDING) and (unresolved or not isinstance(error, ToolTimeout)):
+    if not unresolved and isinstance(error, ToolTimeout):
+        return Ending(event=RunEvent.COMPENSATE, reason="aborted" if aborted else "error")
+    if not aborted and isinstance(error, _HOLDING):
         return Ending(event=RunEvent.HOLD, reason=reason)
     if not aborted and isinstance(error, _INTERRUPTIONS) and on_interrupt == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)
@@ -72,6 +80,7 @@ def _reason(error: BaseException | None) -> str | None:
 
 _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
     (OutcomeUnknown, "unresolved"),
+    (_HOLDING, "blocked"),
     (BudgetExceeded, "budget"),
     (LoopDetected, "loop"),
     (_INTERRUPTIONS, "interrupted"),

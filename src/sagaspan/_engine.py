@@ -21,6 +21,7 @@ from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation, compensation_of, same_callable
 from sagaspan._context import current_call, current_run
 from sagaspan._middleware import Middleware, compose
+from sagaspan._probe import Probe
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._tool import Tool
 from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, Refused
@@ -34,6 +35,8 @@ from sagaspan.keys import (
     run_scope,
 )
 from sagaspan.ledger import transitions
+from sagaspan.ledger.judgement import Judge
+from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.ledger import Ledger
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState
 from sagaspan.ledger.store import RunChange, Store
@@ -88,10 +91,14 @@ class Engine:
         # None: two of that name undo different things, so only the run that made a call knows which is meant.
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
         self._made_with: dict[str, Compensation] = {}
+        self._probes: dict[str, Probe] = {}
         self._session: RunRecord | None = None
         self._lock = threading.Lock()
         self._warned: set[str] = set()
-        ledger = self._ledger = Ledger(store)
+        self.judge = Judge(store)
+        self.lease = Lease(store)
+        ledger = self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
+        self.lease.forked.append(self._begin_again)
         layers: list[Middleware] = [
             TelemetryMiddleware(self.tracer),
             *middleware,
@@ -120,7 +127,12 @@ class Engine:
         self.prepare(tool)
 
     def prepare(self, tool: Tool) -> None:
-        """Remember the compensation of ``tool``; one named by a string is looked up before the next body runs."""
+        """Remember what undoes and what probes calls of ``tool``.
+
+        A compensation named by a string is looked up before the next body runs.
+        """
+        if tool.probe is not None:
+            self._probes[tool.name] = tool.probe
         if tool.compensation is not None:
             self._know(tool.name, tool.compensation)
         elif tool.policy.compensate is not None:
@@ -163,6 +175,17 @@ class Engine:
             self._made_with[call_id] = compensation
             while len(self._made_with) > REMEMBERED:
                 self._made_with.pop(next(iter(self._made_with)), None)
+
+    def find_probe(self, call: CallRecord) -> Probe | None:
+        """The probe registered for a recorded call, or None."""
+        return self._probes.get(call.tool) if call.phase is Phase.FORWARD else None
+
+    async def resolve_in_doubt(self, call: CallRecord, backend: Backend) -> CallRecord:
+        """Ask what can find out about a recorded call; returns it as it is then, decided or still in doubt.
+
+        One whose owner is dead or expired is in doubt from here on; one that runs or is settled is left as it is.
+        """
+        return await self._ledger.resolve(call, self.find_probe(call), backend)
 
     def _resolve_names(self) -> None:
         """Look up every compensation named by a string; raises ``ConfigurationError``, before any body has run."""
@@ -325,14 +348,24 @@ class Engine:
                     input_fingerprint=fingerprint(None), owner=owner.this_process(), created_us=now, started_us=now,
                 )  # fmt: skip
                 opened, audit = transitions.open_run(record)
-                self.store.commit([RunChange(opened, audit)], synced=False)
-                owner.hold(owner.run_token(self.store.url, record.namespace, record.id))
+                token = owner.run_token(self.store.url, record.namespace, record.id)
+                owner.hold(token)
+                try:
+                    self.lease.cover()
+                    self.store.commit([RunChange(opened, audit)], synced=False)
+                except BaseException:
+                    owner.drop(token)
+                    raise
                 self._session = opened
         return self._session
 
     def settle(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
         self._ledger.settle_leftovers()
+
+    def _begin_again(self) -> None:
+        """A forked child waits for no thread of its parent's."""
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """End the session run and give the store back."""
@@ -343,6 +376,7 @@ class Engine:
             after, audit = transitions.move_run(session, RunEvent.COMPLETE, now_us())
             self.store.commit([RunChange(after, audit, session.version)], synced=False)
             owner.drop(owner.run_token(self.store.url, session.namespace, session.id))
+        self.lease.release()
         self.store.close()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
@@ -21,6 +23,7 @@ from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._engine import Engine, Origin, call_sync
 from sagaspan._middleware import Middleware
+from sagaspan._recovery import Recoverer, Recovery
 from sagaspan._rollback import Undone
 from sagaspan._run import Run
 from sagaspan._tool import MARK, Tool, tool_of
@@ -257,6 +260,38 @@ class Guard:
         run_id = run if isinstance(run, str) else run.id
         inside = (current := self.current_run()) is not None and current.id == run_id
         return await compensate(self._engine, run_id, call, dry_run=dry_run, inside=inside, backend=backend)
+
+    def recover(
+        self, *, older_than: float | timedelta | None = None, limit: int | None = None, dry_run: bool = False
+    ) -> Recovery:
+        """Go on after processes that died: hold or undo their runs, finish their rollbacks, mark their calls in doubt.
+
+        Any number of processes may do so at once; each run is taken by one. It also tries failed compensations again,
+        and undoes runs that were held for a doubt that is over. Of an owner of another machine, whose lease looks
+        over, it waits once (40 s for a lease of 30 s) to be sure.
+
+        Args:
+            older_than: only what gave no sign of life for so long (seconds, or a ``timedelta``).
+            limit: at most so many runs.
+            dry_run: only say what would be done.
+
+        Raises ``ConfigurationError`` or ``StoreError``.
+        """
+        return run_sync(Recoverer(self._engine, SYNC)(older_than=older_than, limit=limit, dry_run=dry_run, watch=True))
+
+    async def arecover(
+        self, *, older_than: float | timedelta | None = None, limit: int | None = None, dry_run: bool = False
+    ) -> Recovery:
+        """As ``recover``, for asynchronous callers; a cancellation waits until the run in hand is over."""
+        stopped: list[bool] = []
+        recoverer = Recoverer(self._engine, ASYNCIO, stop=lambda: bool(stopped))
+        work = asyncio.ensure_future(recoverer(older_than=older_than, limit=limit, dry_run=dry_run, watch=True))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stopped.append(True)
+            await asyncio.wait([work])
+            raise
 
     def current_run(self) -> Run | None:
         """The run in force here, or None."""

@@ -1,22 +1,37 @@
 """Who holds a record, and the proof that a holder is dead (rule book (a) 4).
 
 A process is named by boot id, pid-namespace inode, pid, start time and a random part. On the same boot and in the
-same pid namespace, a pid that is gone or that started at another time proves death at once; of a process elsewhere
-(another host or container, or a system without ``/proc``) nothing is proved. Within this process a holder is a token
-that is dropped when its work ends.
+same pid namespace, a pid that is gone or that started at another time proves death at once, and one that is there
+proves life; of a process elsewhere (another host or container, or a system without ``/proc``) nothing is proved, and
+its lease decides (``sagaspan.ledger.judgement``). Within this process a holder is a token that is dropped when its
+work ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
+from collections.abc import Iterator
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
+
+NOBODY = "nobody"
+"""The owner of what was given back: anybody may go on with it."""
 
 _SEPARATOR = ":"
 _alive: dict[str, int] = {}  # how often each token is held
 _lock = threading.Lock()
+
+
+class Proof(StrEnum):
+    """What is certain about a holder, without asking any clock."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    NONE = "none"
 
 
 def this_process() -> str:
@@ -57,17 +72,62 @@ def drop(token: str) -> None:
             _alive[token] = held - 1
 
 
+@contextlib.contextmanager
+def until_dropped(token: str) -> Iterator[None]:
+    """``drop`` what is held already, when the block ends."""
+    try:
+        yield
+    finally:
+        drop(token)
+
+
+def holding() -> bool:
+    """Whether this process works on anything."""
+    return bool(_alive)
+
+
 def provably_dead(owner: str, token: str) -> bool:
     """Whether the holder ``owner`` of ``token`` is certain to write no more; False is no proof of life."""
+    return proof(owner, token) is Proof.DEAD
+
+
+def proof(owner: str, token: str) -> Proof:
+    """Whether the holder ``owner`` of ``token`` is certain to live, or to write no more."""
     if is_self(owner):
-        return token not in _alive
+        return Proof.ALIVE if token in _alive else Proof.DEAD
+    if owner == NOBODY:
+        return Proof.DEAD
     mine, theirs = _parts(this_process()), _parts(owner)
     if mine is None or theirs is None or theirs[:2] != mine[:2]:
-        return False
+        return Proof.NONE
     try:
-        return _start_time(int(theirs[2])) != theirs[3]
+        return Proof.ALIVE if _lives(int(theirs[2]), theirs[3]) else Proof.DEAD
     except OSError:  # out of file descriptors, say: not being able to look is no proof of death
+        return Proof.ALIVE
+
+
+def same_boot(owner: str) -> bool:
+    """Whether ``owner`` is of this boot of this machine, so that its monotonic clock is ours."""
+    mine, theirs = this_process().split(_SEPARATOR), owner.split(_SEPARATOR)
+    return len(theirs) == len(mine) and bool(mine[0]) and theirs[0] == mine[0]
+
+
+def _lives(pid: int, start: str) -> bool:
+    stat = _read(f"/proc/{pid}/stat")
+    if stat:
+        return _started(stat) == start
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
+    return True  # it is there, and only hidden from us (hidepid, or of another user)
+
+
+def _forget() -> None:
+    """A forked child works on nothing of its parent's."""
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have been holding it
+    _alive.clear()
 
 
 @cache
@@ -99,7 +159,11 @@ def _pid_namespace() -> str:
 
 def _start_time(pid: int) -> str:
     """Clock ticks since boot at which ``pid`` started; empty if it is gone or a zombie (it writes no more)."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return _started(_read(f"/proc/{pid}/stat"))
+
+
+def _started(stat: str) -> str:
+    fields = stat.rpartition(")")[2].split()
     return "" if len(fields) < 20 or fields[0] in "ZX" else fields[19]
 
 
@@ -108,3 +172,18 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _after_fork_in_child() -> None:
+    """A child holds nothing, and no thread of the parent is there to give the lock back."""
+    global _lock
+    _lock = threading.Lock()
+    _alive.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

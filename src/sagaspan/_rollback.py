@@ -34,7 +34,8 @@ FindCompensation = Callable[[CallRecord], Compensation | None]
 """The compensation registered for a recorded call, or None."""
 
 PATIENCE_SECONDS: Final = 5.0
-_RETRY: Final = Retry(attempts=3, initial_delay=0.25, max_delay=2.0)
+PATIENT: Final = Retry(attempts=3, initial_delay=0.25, max_delay=2.0)
+UNDO_KEY: Final = "undo"
 _HAPPENED: Final = (CallState.DONE, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
 _UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
 
@@ -129,7 +130,10 @@ def _covered(call: CallRecord, by_id: dict[str, CallRecord]) -> bool:
 
 
 class Rollback:
-    """Undoes the steps of one run, waiting through ``backend``; its spans are children of ``parent``."""
+    """Undoes the steps of one run, waiting through ``backend``; its spans are children of ``parent``.
+
+    ``again`` is how often a step is tried that could not be undone before.
+    """
 
     def __init__(
         self,
@@ -140,7 +144,9 @@ class Rollback:
         tracer: Tracer,
         parent: Span,
         backend: Backend,
+        again: Retry = PATIENT,
     ) -> None:
+        self._again = again
         self._store = store
         self._run = run
         self._find = find
@@ -162,6 +168,7 @@ class Rollback:
         return Undone(undone=tuple(undone), failed=tuple(failed))
 
     async def _undo(self, step: CallRecord, compensation: Compensation) -> CallRecord:
+        retry = self._again if step.state is CallState.COMPENSATION_FAILED else PATIENT
         step = await self._move(step, CallEvent.COMPENSATE)
         lost = _lost(call_info(step), compensation)
         if lost is not None:
@@ -171,7 +178,7 @@ class Rollback:
         call = self._call(step, compensation, span)
         record = await self._backend.io(self._claim, call, step)
         executed = record.state is not CallState.DONE  # else undone before a crash, and only not noted on the step
-        ended = await self._run_body(call, record) if executed else Ended(state=CallState.DONE)
+        ended, attempts = await self._run_body(call, record, retry) if executed else (Ended(state=CallState.DONE), 0)
         spans.end(
             span,
             {
@@ -182,7 +189,7 @@ class Rollback:
             },
             ended.error,
         )
-        return await self._close(step, record, ended)
+        return await self._close(step, replace(record, attempts=record.attempts + attempts), ended)
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -252,8 +259,8 @@ class Rollback:
 
     def _call(self, step: CallRecord, compensation: Compensation, span: Span) -> Call:
         forward = call_info(step)
-        scope = f"undo:{step.id}"
-        key = idempotency_key(step.namespace, scope, compensation.name, "undo", 0)
+        scope = undo_scope(step)
+        key = idempotency_key(step.namespace, scope, compensation.name, UNDO_KEY, 0)
         arguments = compensation.arguments(forward, key)
         encoded = _encoded(arguments)
         tool = tool_of(
@@ -268,7 +275,7 @@ class Rollback:
             arguments=arguments,
             invoke=lambda given: compensation.function(**given),
             encoded=encoded,
-            key=CallKey(source=KeySource.UNIQUE, scope=scope, value="undo", fingerprint=fingerprint([scope])),
+            key=CallKey(source=KeySource.UNIQUE, scope=scope, value=UNDO_KEY, fingerprint=fingerprint([scope])),
             generation=0,
             idempotency_key=key,
             run=replace(self._run, id=step.run_id),
@@ -278,18 +285,27 @@ class Rollback:
             tracer=self._tracer,
         )
 
-    async def _run_body(self, call: Call, record: CallRecord) -> Ended:
-        started = time.monotonic()
+    async def _run_body(self, call: Call, record: CallRecord, retry: Retry) -> tuple[Ended, int]:
+        """How the body ended, and how many attempts that took beside the first one."""
+        started, more = time.monotonic(), 0
 
         async def next_attempt() -> None:
+            nonlocal more
             if time.monotonic() - started > PATIENCE_SECONDS:
                 raise TimeoutError(f"the compensation {call.tool.name!r} did not succeed within {PATIENCE_SECONDS:g} s")
+            more += 1
 
         owner.hold(record.id)
         try:
-            return await run_attempts(call, retry=_RETRY, next_attempt=next_attempt, late=lambda _: None)
+            ended = await run_attempts(call, retry=retry, next_attempt=next_attempt, late=lambda _: None)
         finally:
             owner.drop(record.id)
+        return ended, more
+
+
+def undo_scope(step: CallRecord) -> str:
+    """The scope of the key of what undoes ``step``."""
+    return f"undo:{step.id}"
 
 
 def _compensation_record(call: Call, step: CallRecord) -> CallRecord:

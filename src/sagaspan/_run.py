@@ -27,7 +27,7 @@ from sagaspan._call import Call, Result
 from sagaspan._compensation import same_callable
 from sagaspan._context import current_run
 from sagaspan._endings import ending_of
-from sagaspan._rollback import Undone, steps_of
+from sagaspan._rollback import Undone
 from sagaspan._tool import Tool
 from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed
 from sagaspan.keys import KeySource
@@ -317,11 +317,12 @@ class Run:
         return report
 
     async def _end(self, error: BaseException | None, backend: Backend) -> Undone | None:
+        unresolved, _ = await self._look_into_doubts(error, backend)
         ending = ending_of(
             error,
             aborted=self._aborted is not None,
             paused=self._paused and error is None,
-            unresolved=await self._has_unresolved(error, backend),
+            unresolved=unresolved,
             on_interrupt=self.record.on_interrupt,
         )
         text = self._aborted
@@ -349,11 +350,12 @@ class Run:
         self.record = record if now is None else now
         return report
 
-    async def _has_unresolved(self, error: BaseException | None, backend: Backend) -> bool:
-        """Whether a declared write is in doubt; asked of the ledger only where that can be."""
+    async def _look_into_doubts(self, error: BaseException | None, backend: Backend) -> tuple[bool, bool]:
+        """Whether a declared write is still in doubt, and whether a doubt was decided; asked only where one can be."""
         if error is None and not self._uncertain and self._aborted is None and not self._in_flight:
-            return False
-        return bool((await backend.io(steps_of, self.engine.store, self.record)).unresolved)
+            return False, False
+        unresolved, decided = await saga.unresolved_of(self.engine, self.record, backend)
+        return bool(unresolved), decided
 
     async def _await_calls(self, backend: Backend) -> None:
         """Let calls in other threads or tasks end: an undo must not come before its action."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,12 +14,14 @@ from sagaspan import _owner as owner
 from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import Rollback, Undone, family, steps_of
-from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreUnavailable
+from sagaspan._rollback import PATIENT, Rollback, Undone, family, steps_of
+from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
 from sagaspan.ledger import transitions
-from sagaspan.ledger.records import CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
+from sagaspan.policy import Retry
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -40,6 +44,12 @@ def token(store: Store, run: RunRecord) -> str:
     return owner.run_token(store.url, run.namespace, run.id)
 
 
+def is_inside(engine: Engine, run: RunRecord) -> bool:
+    """Whether somebody is inside the run, or may be."""
+    going_on = run.state in (RunState.RUNNING, RunState.COMPENSATING)
+    return going_on and not engine.judge.is_over(run.owner, token(engine.store, run))
+
+
 async def enter(
     engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool, unnamed: bool, backend: Backend
 ) -> Entered:
@@ -51,7 +61,7 @@ async def enter(
     deadline = time.monotonic() + wait
     opened, audit = transitions.open_run(wanted)
     while True:
-        if await _commit_held(engine.store, RunChange(opened, audit), backend):
+        if await _commit_held(engine, RunChange(opened, audit), backend):
             return Entered(record=opened)
         existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
         if existing is not None:
@@ -67,29 +77,32 @@ async def enter(
         await backend.sleep(0.05)
 
 
-async def _commit_held(store: Store, change: RunChange, backend: Backend) -> bool:
+async def _commit_held(engine: Engine, change: RunChange, backend: Backend) -> bool:
     """Commit a change that enters a run; False if another worker is inside it or was faster.
 
     It is held before it is on disk: between the two another ``Run`` of this process would think us dead.
     """
-    if not owner.hold_new(token(store, change.record)):
+    if not owner.hold_new(token(engine.store, change.record)):
         return False
     entered = False
     try:
-        entered = await backend.io(store.commit, [change], synced=False)
+        entered = await backend.io(_commit_covered, engine, change)
     finally:
         if not entered:
-            owner.drop(token(store, change.record))
+            owner.drop(token(engine.store, change.record))
     return entered
+
+
+def _commit_covered(engine: Engine, change: RunChange) -> bool:
+    engine.lease.cover()
+    return engine.store.commit([change], synced=False)
 
 
 async def _reenter(
     engine: Engine, existing: RunRecord, wanted: RunRecord, *, reopen: bool, backend: Backend
 ) -> Entered | None:
     """Enter a run that exists; None while another worker is inside it."""
-    if existing.state in (RunState.RUNNING, RunState.COMPENSATING) and not owner.provably_dead(
-        existing.owner, token(engine.store, existing)
-    ):
+    if await backend.io(is_inside, engine, existing):
         return None
     if existing.state is RunState.COMPENSATING:
         ended = await take_and_roll_back(engine, existing, backend)
@@ -130,7 +143,7 @@ async def _take(
         existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, reason=None, error=None, started_us=now,
         ended_us=None, traceparent=wanted.traceparent, on_interrupt=wanted.on_interrupt, **changes,
     )  # fmt: skip
-    if await _commit_held(engine.store, RunChange(after, audit, existing.version), backend):
+    if await _commit_held(engine, RunChange(after, audit, existing.version), backend):
         return Entered(record=after, previous=existing, resumed=True)
     return None
 
@@ -162,6 +175,14 @@ def _check_reopenable(store: Store, run: RunRecord) -> None:
         )
 
 
+async def unresolved_of(engine: Engine, run: RunRecord, backend: Backend) -> tuple[list[CallRecord], bool]:
+    """The declared writes of ``run`` still in doubt after their probes were asked, and whether any was decided."""
+    in_doubt = (await backend.io(steps_of, engine.store, run)).unresolved
+    asked = [await engine.resolve_in_doubt(call, backend) for call in in_doubt]
+    still = [call for call in asked if call.state in (CallState.RUNNING, *IN_DOUBT)]
+    return still, len(still) < len(in_doubt)
+
+
 async def leave(
     engine: Engine,
     run: RunRecord,
@@ -183,42 +204,86 @@ async def leave(
     return await roll_back(engine, run, backend=backend, span=span)
 
 
-def rollback_of(engine: Engine, run: RunRecord, *, backend: Backend, span: Span) -> Rollback:
+def rollback_of(engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry = PATIENT) -> Rollback:
     """What undoes steps of ``run`` with the compensations of ``engine``."""
     return Rollback(
-        engine.store, run, find=engine.find_compensation, tracer=engine.tracer, parent=span, backend=backend
-    )
+        engine.store, run, find=engine.find_compensation, tracer=engine.tracer, parent=span, backend=backend,
+        again=again,
+    )  # fmt: skip
 
 
-async def roll_back(engine: Engine, run: RunRecord, *, backend: Backend, span: Span) -> tuple[RunRecord, Undone]:
-    """Undo the steps of a run that is ``compensating``, and write how that ended; it has not while some are queued."""
+async def roll_back(
+    engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry = PATIENT, left: Collection[str] = ()
+) -> tuple[RunRecord, Undone]:
+    """Undo the steps of a run that is ``compensating``, and write how that ended; it has not while some are queued.
+
+    Steps that could not be undone before are tried ``again``, except those ``left`` as they are.
+    """
+    try:
+        return await _roll_back(engine, run, backend=backend, span=span, again=again, left=left)
+    except BaseException:
+        with contextlib.suppress(StoreError):
+            await _give_back(engine, run, backend, "its rollback was interrupted")
+        raise
+
+
+async def _roll_back(
+    engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry, left: Collection[str]
+) -> tuple[RunRecord, Undone]:
     steps = await backend.io(steps_of, engine.store, run)
+    rollback = rollback_of(engine, run, backend=backend, span=span, again=again)
+    report = await rollback([step for step in steps.undoable if step.id not in left])
     report = replace(
-        await rollback_of(engine, run, backend=backend, span=span)(steps.undoable),
+        report,
+        failed=(*report.failed, *(call_info(step) for step in steps.undoable if step.id in left)),
         not_compensable=tuple(map(call_info, steps.not_compensable)),
         undeclared=tuple(map(call_info, steps.undeclared)),
     )
     if report.queued:
-        return run, report
+        return await _give_back(engine, run, backend, f"waits for {report.queued[0].compensate!r}"), report
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
     run = await _move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
     return run, report
 
 
+async def _give_back(engine: Engine, run: RunRecord, backend: Backend, why: str) -> RunRecord:
+    """Nobody rolls it back any more: whoever can may go on, while this process lives."""
+    after, audit = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), detail=why, owner=owner.NOBODY)
+    saved = await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=False)
+    return after if saved else run
+
+
 async def take_and_roll_back(
-    engine: Engine, run: RunRecord, backend: Backend, **changes: Any
+    engine: Engine,
+    run: RunRecord,
+    backend: Backend,
+    *,
+    again: Retry = PATIENT,
+    left: Collection[str] = (),
+    **changes: Any,
 ) -> tuple[RunRecord, Undone] | None:
-    """Undo a run that nobody is inside of; None if somebody else took it first."""
+    """Undo a run that nobody is inside of, as ``roll_back``; None if somebody else took it first."""
     after, audit = transitions.move_run(
         run, RunEvent.COMPENSATE, now_us(), owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )
-    if not await _commit_held(engine.store, RunChange(after, audit, run.version), backend):
+    if not await _commit_held(engine, RunChange(after, audit, run.version), backend):
         return None
     try:
-        return await roll_back(engine, after, backend=backend, span=engine.no_span)
+        return await roll_back(engine, after, backend=backend, span=engine.no_span, again=again, left=left)
     finally:
         owner.drop(token(engine.store, run))
+
+
+async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend) -> RunRecord | None:
+    """Enter a run whose owner is dead or expired, under the next epoch; None if somebody else was faster.
+
+    Whoever was inside is fenced from here on. The caller drops the run's ``token``.
+    """
+    after, audit = transitions.move_run(
+        run, RunEvent.RESUME, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1
+    )
+    return after if await _commit_held(engine, RunChange(after, audit, run.version), backend) else None
 
 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sagaspan._compensation import Compensation, compensation_of, is_async_callable, name_of
+from sagaspan._probe import Probe, probe_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.expressions import Expression
 from sagaspan.policy import Policy
@@ -41,6 +42,7 @@ class Tool:
     description: str
     compensation: Compensation | None
     key_expression: Expression | None
+    probe: Probe | None = None
     suspends: tuple[type[BaseException], ...] = ()
 
     @property
@@ -107,6 +109,7 @@ def tool_of(
         description=description or inspect.getdoc(function) or "",
         compensation=_compensation(policy, parameters, where),
         key_expression=_key_expression(policy, parameters, where),
+        probe=_probe(policy, parameters, where),
         suspends=suspends,
     )
 
@@ -148,6 +151,14 @@ def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Co
     behind = tool_behind(policy.compensate)
     function = behind.function if behind else policy.compensate
     return compensation_of(function, parameters, where=where, name=behind.name if behind else None)
+
+
+def _probe(policy: Policy, parameters: tuple[str, ...], where: str) -> Probe | None:
+    if policy.probe is None:
+        return None
+    behind = tool_behind(policy.probe)
+    function = behind.function if behind else policy.probe
+    return probe_of(function, parameters, where=where, timeout=policy.timeout, settle=policy.settle or 0.0)
 
 
 def _key_expression(policy: Policy, parameters: tuple[str, ...], where: str) -> Expression | None:

@@ -7,9 +7,8 @@ undoes once.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan._backends import Backend
 from sagaspan._rollback import Undone, family, steps_of
@@ -34,7 +33,7 @@ async def compensate(
     if run is None:
         raise RunError(f"there is no run {run_id!r} in the namespace {engine.namespace!r}; see: sagaspan runs list")
     if not (inside and call_id is not None):
-        _check_nobody_inside(engine, run)
+        await _check_nobody_inside(engine, run, backend)
     if call_id is not None:
         report = await _one_call(engine, run, call_id, dry_run=dry_run, backend=backend)
     else:
@@ -50,13 +49,16 @@ async def undo_run(engine: Engine, run_id: str, *, reason: str, error: str, back
     run = await backend.io(engine.store.get_run, engine.namespace, run_id)
     if run is None:
         return Undone()
-    _check_nobody_inside(engine, run)
+    await _check_nobody_inside(engine, run, backend)
     return await _whole_run(engine, run, dry_run=False, backend=backend, reason=reason, error=error)
 
 
 async def _whole_run(
     engine: Engine, run: RunRecord, *, dry_run: bool, backend: Backend, **changes: str | None
 ) -> Undone:
+    steps = await backend.io(steps_of, engine.store, run)
+    if not dry_run and run.state is not RunState.COMPENSATING:
+        await saga.unresolved_of(engine, run, backend)
     steps = await backend.io(steps_of, engine.store, run)
     if steps.unresolved and run.state is not RunState.COMPENSATING:
         _refuse(run, steps.unresolved[0])
@@ -66,8 +68,8 @@ async def _whole_run(
     over = run.state in (RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED, RunState.FAILED)
     if dry_run or (over and not steps.undoable):
         return planned
-    changes = {"reason": run.reason or "requested", **changes}
-    ended = await saga.take_and_roll_back(engine, run, backend, **changes)
+    wanted: dict[str, Any] = {"reason": run.reason or "requested", **changes}
+    ended = await saga.take_and_roll_back(engine, run, backend, **wanted)
     if ended is None:
         raise RunInProgress(f"the run {run.id!r} was taken by another worker at this moment; try again")
     return ended[1]
@@ -78,6 +80,8 @@ async def _one_call(engine: Engine, run: RunRecord, call_id: str, *, dry_run: bo
     step = next((call for call in calls if call.id == call_id), None)
     if step is None:
         raise RunError(f"the run {run.id!r} has no call {call_id!r}; see: sagaspan show {run.id}")
+    if not dry_run:
+        step = await engine.resolve_in_doubt(step, backend)
     if step.state in _UNDONE:
         return Undone()
     if step.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING):
@@ -89,9 +93,8 @@ async def _one_call(engine: Engine, run: RunRecord, call_id: str, *, dry_run: bo
     return await saga.rollback_of(engine, run, backend=backend, span=engine.no_span)([step])
 
 
-def _check_nobody_inside(engine: Engine, run: RunRecord) -> None:
-    going_on = run.state in (RunState.RUNNING, RunState.COMPENSATING)
-    if going_on and not owner.provably_dead(run.owner, saga.token(engine.store, run)):
+async def _check_nobody_inside(engine: Engine, run: RunRecord, backend: Backend) -> None:
+    if await backend.io(saga.is_inside, engine, run):
         raise RunInProgress(f"the run {run.id!r} is in progress, so it is not undone; wait for it, or abort it")
 
 

@@ -1,14 +1,23 @@
-"""What a web app or the command line reads of the ledger: ``guard.runs`` and ``guard.calls``."""
+"""What a web app or the command line reads of the ledger and decides: ``guard.runs`` and ``guard.calls``."""
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeAlias
 
-from sagaspan.ledger.records import CallInfo, CallRecord, RunInfo, RunRecord, RunState, call_info, run_info
-from sagaspan.ledger.store import Store
+from sagaspan._backends import ASYNCIO
+from sagaspan._clock import now_us
+from sagaspan._probe import NOT_GIVEN
+from sagaspan.exceptions import ResolutionError
+from sagaspan.ledger.judgement import LOST, Judge, Verdict
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunInfo, RunRecord, RunState, call_info, run_info
+from sagaspan.ledger.resolution import DUPLICATE, Resolution, decided_by_hand
+from sagaspan.ledger.store import CallChange, Store
+from sagaspan.ledger.transitions import CallEvent, move_call
 
-T = TypeVar("T")
+Pairs: TypeAlias = list[tuple[CallInfo, CallInfo | None]]
 
 
 class Runs:
@@ -38,11 +47,115 @@ class Calls:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def list(self, *, open: bool = True, limit: int = 100) -> list[CallInfo]:  # noqa: A002, ARG002
-        """Calls that are not settled, newest first."""
-        return [call_info(record) for record in self._store.open_calls(limit)]
+    def list(
+        self,
+        *,
+        status: Sequence[CallState | str] = (),
+        open: bool = True,  # noqa: A002 - as it reads
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[CallInfo]:
+        """Calls of the states ``status``, newest first; without it those that are not settled (``open=False``: all)."""
+        if open and not status:
+            return [call_info(record) for record in self._store.open_calls(limit + offset)[offset:]]
+        states = [CallState(state) for state in status]
+        return [call_info(record) for record in self._store.list_calls(states=states, limit=limit, offset=offset)]
+
+    def duplicates(self, limit: int = 100) -> Pairs:
+        """Effects that came twice and still stand: the extra one and the call it belongs to, newest first."""
+        extras = [
+            call for call in self._store.calls_in_scope(DUPLICATE, limit) if call.state is not CallState.COMPENSATED
+        ]
+        found = [(extra, self._store.get_call(extra.scope.removeprefix(DUPLICATE))) for extra in extras]
+        return [(call_info(extra), None if first is None else call_info(first)) for extra, first in found]
+
+    def resolve(
+        self,
+        id: str,  # noqa: A002 - the contract's word
+        outcome: Resolution | str,
+        *,
+        result: Any = NOT_GIVEN,
+        note: str,
+        actor: str | None = None,
+        expected_version: int | None = None,
+    ) -> CallInfo:
+        """Say what became of a call that nobody knows the end of; returns it as it is then.
+
+        Args:
+            id: the call.
+            outcome: ``"happened"`` (``result`` is what it returned, if that is known), ``"did-not-happen"``,
+                ``"compensated"`` (it was undone by hand), or ``"retry"`` (one more run of it is permitted).
+            note: how you know.
+            actor: who decides; None is the user of this process.
+            expected_version: decide only if the call is still at this ``CallInfo.version``.
+
+        A run that was held for it goes on when it is entered again, or is undone by ``guard.compensate``. Raises
+        ``ResolutionError`` if the decision does not fit the call as it is now, or ``StoreError``.
+        """
+        record = self._store.get_call(id)
+        if record is None:
+            raise ResolutionError(f"there is no call {id!r}; see: sagaspan calls list")
+        if expected_version is not None and record.version != expected_version:
+            raise ResolutionError(_stale(record, expected_version), call=call_info(record))
+        changes, record = _lost_first(self._store, record)
+        event, columns = decided_by_hand(record, _resolution(outcome), result=result)
+        after, audit = move_call(record, event, now_us(), detail=note, actor=actor or _user(), **columns)
+        if not self._store.commit([*changes, CallChange(after, audit, record.version)], synced=True):
+            raise ResolutionError(_stale(record, record.version), call=call_info(record))
+        return call_info(after)
+
+    async def aresolve(
+        self,
+        id: str,  # noqa: A002 - the contract's word
+        outcome: Resolution | str,
+        *,
+        result: Any = NOT_GIVEN,
+        note: str,
+        actor: str | None = None,
+        expected_version: int | None = None,
+    ) -> CallInfo:
+        """As ``resolve``, for asynchronous callers."""
+        return await ASYNCIO.io(
+            self.resolve, id, outcome, result=result, note=note, actor=actor, expected_version=expected_version
+        )
 
     def get(self, id: str) -> CallInfo | None:  # noqa: A002 - the contract's word
         """The call ``id``, or None."""
         record: CallRecord | None = self._store.get_call(id)
         return None if record is None else call_info(record)
+
+
+def _lost_first(store: Store, record: CallRecord) -> tuple[list[CallChange], CallRecord]:
+    """A running call whose process is gone is in doubt first; one that runs is nobody's to decide."""
+    if record.state is not CallState.RUNNING:
+        return [], record
+    verdict = Judge(store).verdict(record.owner, record.id)
+    if verdict is Verdict.ALIVE:
+        raise ResolutionError(
+            f"call {record.id} of tool {record.tool!r} is still running ({record.owner}); wait until it has ended",
+            call=call_info(record),
+        )
+    lost, audit = move_call(record, CallEvent.LOSE, now_us(), detail=LOST[verdict])
+    return [CallChange(lost, audit, record.version)], lost
+
+
+def _resolution(outcome: Resolution | str) -> Resolution:
+    try:
+        return Resolution(outcome)
+    except ValueError:
+        words = ", ".join(repr(resolution.value) for resolution in Resolution)
+        raise ResolutionError(f"outcome={outcome!r} is not one of {words}") from None
+
+
+def _stale(record: CallRecord, expected: int) -> str:
+    return (
+        f"call {record.id} of tool {record.tool!r} has changed since version {expected}, so nothing was decided; look "
+        f"again: sagaspan show {record.id}"
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"

@@ -9,6 +9,7 @@ SagaspanError
 ├── RunError                  RunInProgress · RunConflict · RunClosed
 ├── ApprovalPending           has not run yet: decide, then run again with the same run id
 ├── OutcomeUnknown            it was started; nobody knows how it ended (ToolTimeout)
+├── ResolutionError           what a person says of such a call does not fit it
 ├── CompensationFailed        it ran, and undoing it did not work
 ├── ReplayDivergence
 ├── StoreError                StoreUnavailable · SchemaOutdated
@@ -157,6 +158,12 @@ class ToolTimeout(OutcomeUnknown, TimeoutError):
     """The tool did not answer within its policy's ``timeout`` (seconds); its effect may still come."""
 
 
+class ResolutionError(SagaspanError):
+    """A decision on a call that it does not fit: no such call, a stale version, or nothing to decide."""
+
+    default_tool_ran: ClassVar[ToolRan] = "unknown"
+
+
 class CompensationFailed(SagaspanError):
     """A step ran, the run failed, and undoing the step did not work: a person must look."""
 
@@ -184,4 +191,12 @@ class ConfigurationError(SagaspanError):
 
 
 class NotApplied(Exception):
-    """Raised *by a tool* to prove that its effect did not happen: the call is ``failed``, never ``unknown``."""
+    """Raised *by a tool* to prove that its effect did not happen: the call is ``failed``, never ``unknown``.
+
+    Also the answer of a *probe*, returned or raised; ``settle`` says for how many seconds after the attempt's end it
+    does not count yet, if that source lags more than the policy says.
+    """
+
+    def __init__(self, *args: object, settle: float | None = None) -> None:
+        super().__init__(*args)
+        self.settle = settle

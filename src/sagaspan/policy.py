@@ -21,6 +21,7 @@ Effect = Literal["read", "idempotent", "write", "irreversible"]
 Repeat = Literal["dedupe", "ask", "new"]
 Outcome = Literal["failed", "unknown"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Settle = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Declared(BaseModel):
@@ -78,6 +79,13 @@ class Policy(_Declared):
     ``timeout``     seconds a body may take
     ``error_means`` what an exception says of the effect: ``"failed"``, ``"unknown"``, or a function of it
     ``not_applied`` exception types that prove the effect did not happen
+    ``probe``       function that finds out whether a call in doubt happened: ``Applied(result)``, ``NotApplied`` or
+                    ``Unsure()``; gets the arguments, ``idempotency_key`` and ``call`` by name
+    ``settle``      seconds after the attempt's end before a ``NotApplied`` of the probe counts (0)
+    ``downstream_dedupes_for``  seconds for which the service does one idempotency key only once; within
+                    them a call in doubt is sent again with its key
+    ``marks_sending``  the body calls ``current_call().sending()`` right before it sends: what died before has not
+                    happened
     ``critical``    True: a failure stops the agent and compensates; False: it is returned as data
     ==============  ===================================================================================
 
@@ -93,6 +101,10 @@ class Policy(_Declared):
     timeout: Seconds | None = None
     error_means: Outcome | Callable[[BaseException], Outcome] | None = None
     not_applied: tuple[type[BaseException], ...] = ()
+    probe: Callable[..., Any] | None = None
+    settle: Settle | None = None
+    downstream_dedupes_for: Seconds | None = None
+    marks_sending: bool = False
     critical: bool | None = None
 
     def replace(self, **fields: Any) -> Self:
@@ -117,6 +129,16 @@ class Policy(_Declared):
     def rerunnable(self) -> bool:
         """Whether running it again is harmless whatever happened before: reads and idempotent tools."""
         return self.effect in ("read", "idempotent")
+
+    def may_resend(self, first_us: int, now_us: int) -> bool:
+        """Whether the service still does a key only once that it may have first seen at ``first_us``.
+
+        The last tenth of the time, or ``timeout`` if that is longer, is left for the request to arrive.
+        """
+        if self.downstream_dedupes_for is None:
+            return False
+        margin = max(self.downstream_dedupes_for / 10, self.timeout or 0.0)
+        return 0 <= now_us - first_us < (self.downstream_dedupes_for - margin) * 1e6
 
     @property
     def repeat_rule(self) -> Repeat:

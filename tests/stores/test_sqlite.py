@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -320,3 +322,73 @@ def test_a_full_durability_is_accepted(store_url: str) -> None:
         guard.tool("act")(lambda: 1)()
     with pytest.raises(ConfigurationError, match="durability='none' is not one of"):
         Guard(store_url, durability="none")  # type: ignore[arg-type]
+
+
+# -- writing for a crowd -------------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_sync_and_lose_nothing(guard: Guard) -> None:
+    """Callers who wait for the file are written together, each still all or nothing."""
+    tool = guard.tool("pay", effect="write")(lambda order: order)
+    with guard.run(id="crowd"):
+        work = [
+            threading.Thread(
+                target=contextvars.copy_context().run,
+                args=(lambda first: [tool(first + n) for n in range(50)], 100 * n),
+            )
+            for n in range(8)
+        ]
+        for thread in work:
+            thread.start()
+        for thread in work:
+            thread.join()
+    run = guard.runs.get("crowd")
+    assert sorted(call.result for call in run.calls) == sorted(100 * n + m for n in range(8) for m in range(50))
+    assert {call.state for call in run.calls} == {"done"}
+
+
+def test_what_is_refused_of_a_batch_does_not_touch_the_others(guard: Guard) -> None:
+    """Equal writes of many threads: one runs, the others are answered from its record."""
+    ran = []
+    tool = guard.tool("pay", effect="write")(lambda order: ran.append(order) or order)
+    with guard.run(id="crowd"):
+        work = [
+            threading.Thread(target=contextvars.copy_context().run, args=(lambda: [tool(n) for n in range(40)],))
+            for _ in range(8)
+        ]
+        for thread in work:
+            thread.start()
+        for thread in work:
+            thread.join()
+    assert sorted(ran) == list(range(40))
+
+
+def test_a_child_forked_in_the_middle_of_a_write_goes_on(store_url: str) -> None:
+    """Neither the lock nor the waiting writes of the parent's other threads are the child's."""
+    code = """
+import os, sys, threading
+from sagaspan import Guard
+guard = Guard(sys.argv[1])
+tool = guard.tool("pay", effect="write", key="order")(lambda order: order)
+stop = threading.Event()
+def work(first):
+    number = first
+    while not stop.is_set():
+        tool(f"{first}-{number}"); number += 1
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for thread in threads: thread.start()
+codes = []
+for child in range(10):
+    pid = os.fork()
+    if pid == 0:
+        tool(f"child-{child}")
+        os._exit(0)
+    codes.append(os.waitpid(pid, 0)[1])
+stop.set()
+for thread in threads: thread.join()
+print(codes)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, store_url], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == str([0] * 10), done.stderr

@@ -21,6 +21,8 @@ _COMMANDS = {
     "status": ("status", "Everything that needs a person, each with its next command; exit 4 if any."),
     "show": ("show", "A run, call, trace or idempotency key, by unique prefix."),
     "runs": ("runs", "What agents did: list, show."),
+    "calls": ("calls", "What was called, what is in doubt: list, show, duplicates, resolve."),
+    "recover": ("recover", "Go on after processes that died: hold or undo their runs, finish their rollbacks."),
     "traces": ("traces", "The spans of it: list, show."),
     "sql": ("sql", "SQL over the exported traces."),
     "doctor": ("doctor", "What is installed, where everything is, and whether it is well."),

@@ -36,6 +36,7 @@ class Settings:
     as_json: bool = False
     store: str | None = None
     home: Path | None = None
+    app: str | None = None
 
     def merged(self, **given: Any) -> Settings:
         """These settings with those that were ``given`` (not None, not False)."""
@@ -46,6 +47,13 @@ class Settings:
         from sagaspan.stores import connect, default_store
 
         return connect(self.store or default_store(), create=False, migrate="check")
+
+    def load_guard(self) -> Any | None:
+        """The user's guard, named by ``--app``, or None if none is named; raises ``UsageError``."""
+        from sagaspan.cli._app import load_guard
+
+        named = self.app or os.environ.get("SAGASPAN_APP")
+        return None if named is None else load_guard(named, store=self.store)
 
     @property
     def has_ledger(self) -> bool:
@@ -78,16 +86,17 @@ class Settings:
 
 
 def common_options(function: F) -> F:
-    """Add ``--json``, ``--store`` and ``--home``; a group and its commands share one ``Settings``."""
+    """Add ``--json``, ``--store``, ``--home`` and ``--app``; a group and its commands share one ``Settings``."""
 
     @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
     @click.option("--store", metavar="URL", help="The ledger, e.g. sqlite:///ledger.db  [env: SAGASPAN_STORE]")
     @click.option(
         "--home", type=click.Path(path_type=Path, file_okay=False), help="The .sagaspan folder  [env: SAGASPAN_HOME]"
     )
+    @click.option("--app", metavar="MODULE:GUARD", help="Your guard, for what must run your tools  [env: SAGASPAN_APP]")
     @click.pass_context
     def with_settings(context: click.Context, /, *args: Any, **kwargs: Any) -> Any:
-        given = {name: kwargs.pop(name) for name in ("as_json", "store", "home")}
+        given = {name: kwargs.pop(name) for name in ("as_json", "store", "home", "app")}
         if given["home"] is not None:
             os.environ["SAGASPAN_HOME"] = str(given["home"])
         context.obj = (context.obj or Settings()).merged(**given)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -38,6 +39,12 @@ def visible(value: object) -> str:
 def emit_json(data: Any) -> None:
     """Print ``data`` (dataclasses, datetimes and enums among it) as one JSON document."""
     click.echo(json.dumps(_plain(data), ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def emit_line(data: Any) -> None:
+    """Print ``data`` as JSON in one line, at once: for output that goes on."""
+    click.echo(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False))
+    sys.stdout.flush()
 
 
 def emit_records(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -11,7 +11,7 @@ import click
 from sagaspan import _owner as owner
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
+from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState
 
 _RUNS: Final = {
     RunState.PAUSED: "waits to be continued with the same run id",
@@ -45,7 +45,7 @@ class Item:
 def status(context: click.Context, settings: Settings) -> None:
     """Everything that needs a person, each with its next command; exit 4 if any (for cron)."""
     store = settings.open_store()
-    items = [*_run_items(store), *_call_items(store)]
+    items = [*_run_items(store), *_call_items(store), *_duplicates(store)]
     if settings.as_json:
         emit_json(items)
     elif not items:
@@ -98,8 +98,27 @@ def _call_items(store: Any) -> Iterator[Item]:
             yield Item(
                 kind="call", id=call.id, what=call.tool, state=call.state,
                 why=why if call.error_message is None else f"{why}: {short(call.error_message, 80)}",
-                next=f"sagaspan show {call.id}",
+                next=_next(call),
             )  # fmt: skip
+
+
+def _next(call: CallRecord) -> str:
+    from sagaspan.cli.calls import resolve_command
+
+    if call.phase is Phase.COMPENSATION or call.state is CallState.COMPENSATION_FAILED:
+        return f"sagaspan show {call.compensates or call.id}"
+    return resolve_command(call.id)
+
+
+def _duplicates(store: Any) -> Iterator[Item]:
+    from sagaspan._views import Calls
+    from sagaspan.cli.calls import undo_command
+
+    for extra, _ in Calls(store).duplicates(_LIMIT):
+        yield Item(
+            kind="call", id=extra.id, what=extra.tool, state=extra.state,
+            why="happened twice; this is the extra effect", next=undo_command(extra),
+        )  # fmt: skip
 
 
 def _abandoned(call: CallRecord) -> str | None:

@@ -3,31 +3,78 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import random
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opentelemetry.trace import use_span
 
+from sagaspan import _owner as owner
 from sagaspan import _spans as spans
 from sagaspan._backends import BodyTimeout
 from sagaspan._call import Call
+from sagaspan._clock import now_us
 from sagaspan._context import call_in_force
 from sagaspan._outcome import outcome_of
 from sagaspan._tool import INJECTED
-from sagaspan.exceptions import ApprovalPending, ConfigurationError, ToolTimeout
+from sagaspan.exceptions import ApprovalPending, ConfigurationError, OutcomeUnknown, ToolTimeout
 from sagaspan.ledger.records import CallState
 from sagaspan.policy import Policy, Retry
+
+_log = logging.getLogger("sagaspan")
 
 NextAttempt = Callable[[], Awaitable[None]]
 """Records that another attempt starts."""
 
 Late = Callable[[Any], None]
 """Told the value of a body that ended after its timeout."""
+
+Gone = Callable[[], None]
+"""Told that a body ended after its timeout, without a value."""
+
+SaveMark = Callable[[], None]
+"""Records that the request is sent next; raises if it must not be."""
+
+_Ending = Callable[["Future[Any]"], None]
+
+
+def body_token(call_id: str) -> str:
+    """What this process holds while a body of this call runs, also one that nobody waits for any more."""
+    return f"body:{call_id}"
+
+
+class _Mark:
+    """The second mark of one attempt: one that was given up cannot send any more."""
+
+    def __init__(self, call: Call, save: Callable[[], None]) -> None:
+        self._call = call
+        self._save = save
+        self._lock = threading.Lock()
+        self._sent = False
+        self._given_up = False
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._given_up:
+                raise OutcomeUnknown(
+                    f"tool {self._call.tool.name!r}: this attempt was given up before it sent; do not send",
+                    tool_ran="no",
+                )
+            if not self._sent:
+                self._save()
+                self._sent = True
+
+    def give_up(self) -> bool:
+        """Let nothing be sent from now on; returns whether it was."""
+        with self._lock:
+            self._given_up = True
+            return self._sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +87,37 @@ class Ended:
     suspended: bool = False
 
 
-async def run_attempts(call: Call, *, retry: Retry, next_attempt: NextAttempt, late: Late) -> Ended:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What was before the first attempt of this claim: when the service may have seen the key first, and whether an
+    earlier attempt may have applied."""
+
+    first_us: int
+    in_doubt: bool = False
+
+
+async def run_attempts(
+    call: Call,
+    *,
+    retry: Retry,
+    next_attempt: NextAttempt,
+    late: Late,
+    gone: Gone = lambda: None,
+    save_mark: SaveMark | None = None,
+    history: History | None = None,
+) -> Ended:
     """Run the body of ``call`` until it is done, or may not be repeated."""
+    history = history or History(first_us=now_us())
+    ending = _evidence(late, gone)
     watch = _AttemptSpans(call) if retry.attempts > 1 and call.span.is_recording() else None
-    may_have_applied = False
+    may_have_applied = history.in_doubt
     number = 1
     while True:
-        ended = await _attempt(call, late)
+        ended = await _marked_attempt(call, ending, save_mark)
         may_have_applied = may_have_applied or ended.state is CallState.UNKNOWN
-        again = number < retry.attempts and ended.error is not None and _may_repeat(ended, call.tool.policy, retry)
+        again = number < retry.attempts and _may_repeat(
+            ended, call.tool.policy, retry, in_doubt=may_have_applied, first_us=history.first_us
+        )
         delay = retry.delay(number, random.random) if again else 0.0
         if watch is not None:
             watch.ended(number, ended.error, last=not again)
@@ -64,12 +133,30 @@ async def run_attempts(call: Call, *, retry: Retry, next_attempt: NextAttempt, l
             watch.started(delay)
 
 
-async def _attempt(call: Call, late: Late) -> Ended:
+async def _marked_attempt(call: Call, ending: _Ending, save_mark: SaveMark | None) -> Ended:
+    """One attempt; of a tool that marks its sending, one that left no mark provably sent nothing."""
+    if save_mark is None or not call.tool.policy.marks_sending:
+        return await _attempt(call, ending)
+    mark = _Mark(call, save_mark)
+    ended = await _attempt(replace(call, mark=mark), ending)
+    sent = mark.give_up()
+    if not sent and ended.state is CallState.DONE:
+        _log.error(
+            "tool %r declares marks_sending=True and was done without calling current_call().sending(); a crash in "
+            "its body would be taken for nothing sent",
+            call.tool.name,
+        )
+    if not sent and ended.state is CallState.UNKNOWN:
+        return replace(ended, state=CallState.FAILED)
+    return ended
+
+
+async def _attempt(call: Call, ending: _Ending) -> Ended:
     handling = sys.exception()
     policy = call.tool.policy
     try:
         value = await call.backend.run_body(
-            _body(call), is_async=call.tool.is_async, timeout=policy.timeout, late=_evidence(late)
+            _body(call), is_async=call.tool.is_async, timeout=policy.timeout, late=ending
         )
     except BodyTimeout:
         return Ended(state=CallState.UNKNOWN, error=_timed_out(call))
@@ -98,16 +185,18 @@ def _body(call: Call) -> Callable[[], Any]:
     """The body with everything it needs in force while it runs, and only then."""
     arguments = {**call.arguments, **_filled(call)}
     recording = call.span.is_recording()
+    token = body_token(call.id)
+    owner.hold(token)  # before it starts: it may be given up before its first statement
 
     def body() -> Any:
-        with call_in_force(call):
+        with call_in_force(call), owner.until_dropped(token):
             if not recording:
                 return call.invoke(arguments)
             with use_span(call.span, record_exception=False, set_status_on_exception=False):
                 return call.invoke(arguments)
 
     async def async_body() -> Any:
-        with call_in_force(call):
+        with call_in_force(call), owner.until_dropped(token):
             if not recording:
                 return await call.invoke(arguments)
             with use_span(call.span, record_exception=False, set_status_on_exception=False):
@@ -124,13 +213,13 @@ def _filled(call: Call) -> dict[str, Any]:
     return filled
 
 
-def _may_repeat(ended: Ended, policy: Policy, retry: Retry) -> bool:
+def _may_repeat(ended: Ended, policy: Policy, retry: Retry, *, in_doubt: bool, first_us: int) -> bool:
     error = ended.error
     if ended.suspended or not isinstance(error, Exception) or isinstance(error, ConfigurationError):
         return False
     if retry.on:
         return isinstance(error, retry.on)
-    return policy.rerunnable or ended.state is CallState.FAILED
+    return policy.rerunnable or (policy.may_resend(first_us, now_us()) if in_doubt else True)
 
 
 def _truthful(ended: Ended, may_have_applied: bool) -> Ended:
@@ -146,14 +235,17 @@ def _timed_out(call: Call) -> ToolTimeout:
     return ToolTimeout(
         f"tool {call.tool.name!r} did not answer within {call.tool.policy.timeout:g} s; its effect may still "
         "come, so it "
-        f"is not repeated. Look at it with: sagaspan show {call.id}"
+        f"is not repeated. Find out (sagaspan show {call.id}), then say so: sagaspan calls resolve {call.id} OUTCOME "
+        "--note WHY"
     )
 
 
-def _evidence(late: Late) -> Callable[[Future[Any]], None]:
+def _evidence(late: Late, gone: Gone) -> _Ending:
     def ended(future: Future[Any]) -> None:
         if not future.cancelled() and future.exception() is None:
             late(future.result())
+        else:
+            gone()
 
     return ended
 

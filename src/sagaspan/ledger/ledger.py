@@ -10,13 +10,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sagaspan import _owner as owner
 from sagaspan import codecs, semconv
+from sagaspan._backends import Backend
 from sagaspan._call import Call, Result
 from sagaspan._clock import now_us
+from sagaspan._probe import Probe
 from sagaspan._spans import error_message, error_type, traceparent_of
 from sagaspan.exceptions import (
     ApprovalDenied,
@@ -26,11 +28,23 @@ from sagaspan.exceptions import (
     OutcomeUnknown,
     RunClosed,
     StoreError,
+    ToolTimeout,
 )
 from sagaspan.keys import KeySource, idempotency_key
 from sagaspan.ledger import transitions
-from sagaspan.ledger.attempts import Ended, run_attempts
+from sagaspan.ledger.attempts import Ended, History, body_token, run_attempts
+from sagaspan.ledger.in_doubt import (
+    FindProbe,
+    declare_lost,
+    history,
+    record_body_ended,
+    record_late_result,
+    resolve_in_doubt,
+)
+from sagaspan.ledger.judgement import Judge, Verdict
+from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.records import CallRecord, CallState, RunState, call_info
+from sagaspan.ledger.resolution import BODY_ENDED, BODY_RUNS, IN_DOUBT, MARKS, PERMITTED, RESENT, permitted
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
@@ -38,6 +52,7 @@ from sagaspan.policy import Retry
 _log = logging.getLogger("sagaspan")
 JOIN_SECONDS: Final = 30.0
 _ONCE: Final = Retry()
+_CANCELLED: Final = "cancelled before the body"
 _ENDINGS: Final = {
     CallState.DONE: CallEvent.SUCCEED,
     CallState.FAILED: CallEvent.FAIL,
@@ -48,8 +63,17 @@ _ENDINGS: Final = {
 class Ledger:
     """The endpoint of the onion over one store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, judge: Judge, lease: Lease, find_probe: FindProbe) -> None:
         self._store = store
+        self._find_probe = find_probe
+        self._judge = judge
+        self._lease = lease
+        self._begin()
+        lease.settle = self.settle_leftovers
+        lease.forked.append(self._begin)
+
+    def _begin(self) -> None:
+        """Start with nothing to settle; so does a forked child."""
         self._unsettled: dict[str, tuple[CallChange, Ended]] = {}
         self._lock = threading.Lock()
 
@@ -58,6 +82,10 @@ class Ledger:
         claimed = await self._claim(call)
         return claimed if isinstance(claimed, Result) else await self._run(*claimed)
 
+    async def resolve(self, record: CallRecord, probe: Probe | None, backend: Backend) -> CallRecord:
+        """Find out about a call in doubt; see ``resolve_in_doubt``."""
+        return await resolve_in_doubt(self._store, self._judge, record, probe=probe, backend=backend)
+
     async def serve(self, call: Call) -> Result | None:
         """The answer of the ledger without claiming anything; None if ``call`` is to be run."""
         if self._unsettled:
@@ -65,7 +93,7 @@ class Ledger:
         record = await call.io(self._find, call)
         if record is None:
             if call.resumed and call.tool.policy.declared_write:
-                await call.io(self._check_resolved, call)
+                await self._check_resolved(call)
             return None
         answer = await self._answer(call, record)
         return answer if isinstance(answer, Result) else None
@@ -75,16 +103,16 @@ class Ledger:
         with self._lock:
             for call_id, (change, ended) in list(self._unsettled.items()):
                 if not self._store.commit([change], synced=False):
-                    self._settle_taken_over(call_id, ended)
+                    self._settle_taken_over(change.record, ended)
                 del self._unsettled[call_id]
                 owner.drop(call_id)
 
     # -- claim ---------------------------------------------------------------------------------------------
 
-    async def _claim(self, call: Call) -> tuple[Call, CallRecord] | Result:
-        record, audit = transitions.open_call(_new_record(call))
+    async def _claim(self, call: Call) -> tuple[Call, _Claim] | Result:
+        record, audit = transitions.open_call(_new_record(call), _marks(call))
         if await self._commit_claim(call, [CallChange(record, audit, claims=True, run_epoch=call.run.epoch)]):
-            return call, record
+            return call, _Claim(record)
         while True:
             existing = await call.io(self._find, call)
             if existing is None:
@@ -96,24 +124,35 @@ class Ledger:
             if again is not None:
                 return again
 
-    async def _claim_again(self, call: Call, existing: CallRecord) -> tuple[Call, CallRecord] | None:
+    async def _claim_again(self, call: Call, again: _Again) -> tuple[Call, _Claim] | None:
         """Claim a call that may run again; None if somebody else was faster. Raises ``RunClosed``."""
+        existing = again.record
+        in_doubt = existing.state in IN_DOUBT
         if existing.run_id == call.run.id and existing.state is not CallState.COMPENSATED:
             call = replace(
                 call, id=existing.id, generation=existing.generation, idempotency_key=existing.idempotency_key
             )
             record, audit = transitions.claim_again(
-                existing, owner=owner.this_process(), now_us=now_us(), traceparent=traceparent_of(call.span)
+                existing,
+                owner=owner.this_process(),
+                now_us=now_us(),
+                traceparent=traceparent_of(call.span),
+                detail=again.why,
             )
             changes = [CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch)]
         else:
             call = _next_generation(call, existing)
-            freed, freed_audit = transitions.supersede(existing, now_us())
-            record, audit = transitions.open_call(_new_record(call))
+            handed_over = in_doubt and not call.tool.policy.rerunnable
+            event = CallEvent.HAND_OVER if handed_over else CallEvent.SUPERSEDE
+            freed, freed_audit = transitions.supersede(existing, now_us(), event, detail=again.why)
+            record = _new_record(call)
+            if in_doubt:  # the service may have seen the key since then
+                record = replace(record, created_us=existing.created_us)
+            record, audit = transitions.open_call(record, again.why)
             fresh = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
             changes = [CallChange(freed, freed_audit, existing.version), fresh]
-        if await self._commit_claim(call, changes):
-            return call, record
+        if await self._commit_claim(call, changes, in_doubt=in_doubt):
+            return call, _Claim(record, in_doubt=in_doubt)
         await self._check_open(call)
         return None
 
@@ -122,17 +161,17 @@ class Ledger:
         if run is None or run.epoch != call.run.epoch or run.state is not RunState.RUNNING:
             raise _closed(call)
 
-    async def _commit_claim(self, call: Call, changes: list[CallChange]) -> bool:
+    async def _commit_claim(self, call: Call, changes: list[CallChange], *, in_doubt: bool = False) -> bool:
         """Claim the call of the last change; it is held from before it is on disk until ``_run`` lets it go."""
         if self._unsettled:
             await call.io(self.settle_leftovers)
         record, claimed = changes[-1].record, False
         owner.hold(record.id)
         try:
-            finished = await call.shielded(self._store.commit, changes, synced=True)
+            finished = await call.shielded(self._commit_covered, changes)
             if finished.interrupted is not None:
                 if finished.value:  # claimed, but the body never started: that is proof
-                    await call.shielded(self._release, record)
+                    await call.shielded(self._release, record, in_doubt)
                 raise finished.interrupted
             claimed = finished.value
         finally:
@@ -140,18 +179,25 @@ class Ledger:
                 owner.drop(record.id)
         return claimed
 
-    def _release(self, record: CallRecord) -> None:
-        after, audit = transitions.move_call(record, CallEvent.FAIL, now_us(), detail="cancelled before the body")
+    def _commit_covered(self, changes: list[CallChange]) -> bool:
+        self._lease.cover()
+        return self._store.commit(changes, synced=True)
+
+    def _release(self, record: CallRecord, in_doubt: bool) -> None:
+        event = CallEvent.LOSE if in_doubt else CallEvent.FAIL
+        after, audit = transitions.move_call(record, event, now_us(), detail=BODY_ENDED if in_doubt else _CANCELLED)
         self._store.commit([CallChange(after, audit, record.version)], synced=False)
 
-    def _check_resolved(self, call: Call) -> None:
+    async def _check_resolved(self, call: Call) -> None:
         """A resume that takes another path starts no write while an earlier one of the run is in doubt."""
-        for other in self._store.calls_of(call.run.namespace, call.run.id):
-            lost = other.state is CallState.RUNNING and owner.provably_dead(other.owner, other.id)
-            if other.declared_write and (lost or other.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN)):
+        for other in await call.io(self._store.calls_of, call.run.namespace, call.run.id):
+            if not other.declared_write or other.state not in (*IN_DOUBT, CallState.RUNNING):
+                continue
+            other = await self.resolve(other, self._find_probe(other), call.backend)
+            if other.state in IN_DOUBT:
                 raise OutcomeUnknown(
                     f"tool {call.tool.name!r} did not run: nobody knows whether {other.tool!r} of this run happened; "
-                    f"a new write must not rest on a guess. Find out, then decide. See: sagaspan show {other.id}",
+                    f"a new write must not rest on a guess. {_decide(other)}",
                     call=call_info(other), tool_ran="no",
                 )  # fmt: skip
 
@@ -160,8 +206,8 @@ class Ledger:
 
     # -- a record that exists --------------------------------------------------------------------------------
 
-    async def _answer(self, call: Call, record: CallRecord) -> Result | CallRecord:
-        """The recorded result, or the record if it may be claimed again; raises what forbids both."""
+    async def _answer(self, call: Call, record: CallRecord) -> Result | _Again:
+        """The recorded result, or why the call may be claimed again; raises what forbids both."""
         if record.fingerprint != call.key.fingerprint:
             raise KeyConflict(
                 f"tool {call.tool.name!r}: the key {call.key.value!r} was used with other arguments (call "
@@ -173,9 +219,29 @@ class Ledger:
             record, outcome = await self._await_owner(call, record)
         else:
             outcome = semconv.OUTCOME_REPLAYED
+        if record.state in IN_DOUBT:
+            record = await self.resolve(record, call.tool.probe, call.backend)
         if record.state is CallState.DONE:
             return _replayed(call, record, outcome)
+        if record.state in IN_DOUBT:
+            return await self._again_in_doubt(call, record)
         return _claimable(call, record)
+
+    async def _again_in_doubt(self, call: Call, record: CallRecord) -> _Again:
+        """A call in doubt runs again only where that is harmless, or where a person permitted it."""
+        if call.tool.policy.rerunnable:
+            return _Again(record)
+        if call.tool.policy.may_resend(record.created_us, now_us()):
+            return _Again(record, RESENT)
+        rows = await call.io(history, self._store, record)
+        if permitted(rows):
+            return _Again(record, PERMITTED)
+        why = rows[-1].detail if rows else None
+        raise OutcomeUnknown(
+            f"tool {call.tool.name!r} was started before (call {record.id}) and nobody knows if it happened"
+            f"{f' ({why})' if why else ''}; it is not run again. {_decide(record)}",
+            call=call_info(record),
+        )
 
     async def _await_owner(self, call: Call, record: CallRecord) -> tuple[CallRecord, str]:
         """Join a call that runs elsewhere; a provably dead owner leaves it ``unknown``."""
@@ -188,8 +254,9 @@ class Ledger:
         deadline = time.monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
         pause = 0.005
         while record.state is CallState.RUNNING:
-            if owner.provably_dead(record.owner, record.id):
-                return await call.io(self._declare_dead, record), semconv.OUTCOME_REPLAYED
+            verdict = await call.io(self._judge.verdict, record.owner, record.id)
+            if verdict is not Verdict.ALIVE:
+                return await call.io(self._declare_lost, record, verdict), semconv.OUTCOME_REPLAYED
             if time.monotonic() > deadline:
                 raise CallInProgress(
                     f"tool {call.tool.name!r}: call {record.id} is still running elsewhere ({record.owner}); "
@@ -201,18 +268,16 @@ class Ledger:
             record = await call.io(self._reload, record)
         return record, semconv.OUTCOME_JOINED
 
-    def _declare_dead(self, record: CallRecord) -> CallRecord:
-        after, audit = transitions.move_call(record, CallEvent.LOSE, now_us(), detail="its process died")
-        self._store.commit([CallChange(after, audit, record.version)], synced=True)
-        return self._reload(record)
+    def _declare_lost(self, record: CallRecord, verdict: Verdict) -> CallRecord:
+        return declare_lost(self._store, record, verdict)
 
     def _reload(self, record: CallRecord) -> CallRecord:
         return self._store.get_call(record.id) or record
 
     # -- run and settle --------------------------------------------------------------------------------------
 
-    async def _run(self, call: Call, record: CallRecord) -> Result:
-        claim = _Claim(record)
+    async def _run(self, call: Call, claim: _Claim) -> Result:
+        record = claim.record
 
         async def next_attempt() -> None:
             after, audit = transitions.move_call(
@@ -224,11 +289,22 @@ class Ledger:
 
         try:
             retry = call.tool.policy.retry or _ONCE
-            ended = await run_attempts(call, retry=retry, next_attempt=next_attempt, late=self._late(claim))
+            dedupes = call.tool.policy.downstream_dedupes_for is not None
+            ended = await run_attempts(
+                call,
+                retry=retry,
+                next_attempt=next_attempt,
+                late=self._late(claim, dedupes),
+                gone=self._gone(claim),
+                save_mark=lambda: self._save_mark(call, claim),
+                history=History(first_us=record.created_us, in_doubt=claim.in_doubt),
+            )
             finished = await call.shielded(self._settle, claim, ended)
         finally:
             if record.id not in self._unsettled:
                 owner.drop(record.id)
+        if isinstance(ended.error, ToolTimeout) and ended.error.call is None:
+            ended.error.call = call_info(finished.value)
         error = finished.interrupted or ended.error
         return Result(
             value=ended.value,
@@ -244,72 +320,100 @@ class Ledger:
             record,
             _ENDINGS[ended.state],
             now_us(),
-            detail="suspended" if ended.suspended else None,
+            detail=_how(record, ended),
             **_outcome(ended),
         )
         change = CallChange(after, audit, record.version)
         try:
             if not self._store.commit([change], synced=False):
-                self._settle_taken_over(record.id, ended)
+                self._settle_taken_over(record, ended)
         except StoreError:
             # What succeeded must not be broken by its recording; the next claim fails closed until it is saved.
             _log.exception("call %s of tool %r ended but could not be recorded yet", record.id, record.tool)
             self._unsettled[record.id] = change, ended
-        for value in claim.settled():
-            self._settle_late(record.id, value)
+            self._lease.hurry()
+        for step in claim.settled():
+            step()
         return after
 
-    def _settle_taken_over(self, call_id: str, ended: Ended) -> None:
+    def _save_mark(self, call: Call, claim: _Claim) -> None:
+        """The second mark, on disk before the request is sent; raises if the call was taken over."""
+        after, audit = transitions.move_call(claim.record, CallEvent.SENDING, now_us())
+        if not self._store.commit([CallChange(after, audit, claim.record.version)], synced=True):
+            raise _fenced(call, claim.record)
+        claim.record = after
+
+    def _settle_taken_over(self, record: CallRecord, ended: Ended) -> None:
         """Somebody judged us dead meanwhile: a result is evidence, anything else changes nothing."""
         if ended.state is CallState.DONE:
-            self._settle_late(call_id, ended.value)
+            self._settle_late(record, ended.value, given_up=False, dedupes=False)
 
-    def _late(self, claim: _Claim) -> Callable[[Any], None]:
+    def _late(self, claim: _Claim, dedupes: bool) -> Callable[[Any], None]:
         """Told of a result that came after its call was given up: it is evidence once the call is settled."""
 
         def arrived(value: Any) -> None:
-            if not claim.keep(value):
-                self._settle_late(claim.record.id, value)
+            def settle() -> None:
+                self._settle_late(claim.record, value, given_up=True, dedupes=dedupes)
+
+            if not claim.keep(settle):
+                settle()
 
         return arrived
 
-    def _settle_late(self, call_id: str, value: Any) -> None:
+    def _gone(self, claim: _Claim) -> Callable[[], None]:
+        """Told that a body given up has ended without a result: it cannot land any more."""
+
+        def ended() -> None:
+            if not claim.keep(settle):
+                settle()
+
+        def settle() -> None:
+            try:
+                record_body_ended(self._store, claim.record)
+            except StoreError:
+                _log.exception("the end of the body of call %s could not be recorded", claim.record.id)
+
+        return ended
+
+    def _settle_late(self, record: CallRecord, value: Any, *, given_up: bool, dedupes: bool) -> None:
         try:
-            record = self._store.get_call(call_id)
-            if record is None or record.state is not CallState.UNKNOWN:
-                return
-            after, audit = transitions.move_call(
-                record,
-                CallEvent.SUCCEED,
-                now_us(),
-                detail="late result",
-                **_outcome(Ended(state=CallState.DONE, value=value)),
-            )
-            self._store.commit([CallChange(after, audit, record.version)], synced=False)
+            record_late_result(self._store, record, value, given_up=given_up, dedupes=dedupes)
         except StoreError:
-            _log.exception("the late result of call %s could not be recorded; it stays unknown", call_id)
+            _log.exception("the late result of call %s could not be recorded; it stays unknown", record.id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """A record that may be claimed again, and why (None: nothing happened, or it is harmless)."""
+
+    record: CallRecord
+    why: str | None = None
 
 
 class _Claim:
-    """The record in hand, which changes with every attempt; it keeps late results until it is settled."""
+    """The record in hand, which changes with every attempt; it keeps what comes late until it is settled.
 
-    __slots__ = ("_kept", "_lock", "record")
+    ``in_doubt``: an attempt before this claim may have applied, so a clean failure of this one proves nothing of it.
+    """
 
-    def __init__(self, record: CallRecord) -> None:
+    __slots__ = ("_kept", "_lock", "in_doubt", "record")
+
+    def __init__(self, record: CallRecord, *, in_doubt: bool = False) -> None:
         self.record = record
-        self._kept: list[Any] | None = []
+        self.in_doubt = in_doubt
+        self._kept: list[Callable[[], None]] | None = []
         self._lock = threading.Lock()
 
-    def keep(self, value: Any) -> bool:
-        """Keep ``value`` for the settle; False if that is over."""
+    def keep(self, step: Callable[[], None]) -> bool:
+        """Keep ``step`` until the call is settled; False if it is."""
         with self._lock:
             if self._kept is None:
                 return False
-            self._kept.append(value)
+            self._kept.append(step)
             return True
 
-    def settled(self) -> list[Any]:
-        """The values kept; from now on none is."""
+    def settled(self) -> list[Callable[[], None]]:
+        """What was kept; from now on nothing is."""
         with self._lock:
             kept, self._kept = self._kept or [], None
         return kept
@@ -386,25 +490,33 @@ def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
     return Result(value=value, state=record.state, outcome=outcome, record=record)
 
 
-def _claimable(call: Call, record: CallRecord) -> CallRecord:
-    """``record`` if its call may be run (again) by this one; raises otherwise."""
-    if record.state is CallState.FAILED:
-        return record
-    if record.state is CallState.COMPENSATED and call.key.source is KeySource.BUSINESS:
-        return record
-    if record.state is CallState.UNKNOWN and call.tool.policy.rerunnable:
-        return record
-    if record.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN):
-        raise OutcomeUnknown(
-            f"tool {call.tool.name!r} was started before (call {record.id}) and nobody knows if it happened; it is "
-            f"not run again. Find out, then decide. See: sagaspan show {record.id}",
-            call=call_info(record),
-        )
+def _claimable(call: Call, record: CallRecord) -> _Again:
+    """Why a call that is over may be run (again) by this one; raises otherwise."""
+    undone = record.state is CallState.COMPENSATED and call.key.source is KeySource.BUSINESS
+    if record.state is CallState.FAILED or undone:
+        return _Again(record, _marks(call))
     raise RunClosed(
         f"tool {call.tool.name!r}: its call {record.id} is {record.state}; a call that was undone is not run again in "
         "the same run. Reopen the run (reopen=True) or use a new run id",
         status=record.state, call=call_info(record),
     )  # fmt: skip
+
+
+def _marks(call: Call) -> str | None:
+    """What the claim says of a tool whose missing second mark proves that nothing was sent."""
+    return MARKS if call.tool.policy.marks_sending else None
+
+
+def _how(record: CallRecord, ended: Ended) -> str | None:
+    """What the audit row of a settle says beside the state."""
+    if ended.state is CallState.UNKNOWN:
+        over = owner.provably_dead(owner.this_process(), body_token(record.id))
+        return BODY_ENDED if over else BODY_RUNS
+    return "suspended" if ended.suspended else None
+
+
+def _decide(record: CallRecord) -> str:
+    return f"Find out (sagaspan show {record.id}), then say so: sagaspan calls resolve {record.id} OUTCOME --note WHY"
 
 
 def _closed(call: Call) -> RunClosed:

@@ -121,7 +121,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """One transition, as it was decided: who (``actor`` is a process), what, from which state to which."""
+    """One transition, as it was decided: who (``actor``: a process or a person), what, from which state to which."""
 
     at_us: int
     namespace: str
@@ -132,6 +132,21 @@ class AuditRow:
     to_state: str
     actor: str
     detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord:
+    """Until when a process answers for its open calls and runs. ``beats`` counts renewals.
+
+    ``until_us`` is its wall clock, ``until_boot_us`` the monotonic clock of its machine since boot.
+    """
+
+    owner: str
+    renewed_us: int
+    until_us: int
+    until_boot_us: int
+    ttl_us: int
+    beats: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +173,7 @@ class CallInfo:
     traceparent: str | None
     started: dt.datetime
     ended: dt.datetime | None
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +229,7 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         traceparent=record.traceparent,
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
+        version=record.version,
     )
 
 

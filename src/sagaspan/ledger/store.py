@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sagaspan.ledger.records import AuditRow, CallRecord, RunRecord, RunState
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, RunRecord, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,21 @@ class Store(Protocol):
         ``synced``: on disk when this returns; otherwise at the latest with the next synced commit.
         """
 
+    def renew(self, lease: LeaseRecord) -> None:
+        """Save a lease under its owner, one beat after the last; durable at the latest with the next synced commit."""
+
+    def forget_leases(self, before_us: int) -> None:
+        """Forget leases that ended before ``before_us`` and cover nothing any more."""
+
+    def lease_of(self, owner: str) -> LeaseRecord | None:
+        """The lease of this owner, or None if it never had one."""
+
+    def unfinished_runs(self) -> list[RunRecord]:
+        """Runs of every namespace that are ``running`` or ``compensating``, newest first."""
+
+    def calls_in(self, state: CallState) -> list[CallRecord]:
+        """The calls of every namespace in one of the open states, in claim order."""
+
     def find_call(self, namespace: str, scope: str, tool: str, key: str) -> CallRecord | None:
         """The call recorded under this key."""
 
@@ -80,6 +95,12 @@ class Store(Protocol):
 
     def open_calls(self, limit: int = 100) -> list[CallRecord]:
         """Calls that are not settled, or that need a person, newest first."""
+
+    def list_calls(self, *, states: Sequence[CallState] = (), limit: int = 100, offset: int = 0) -> list[CallRecord]:
+        """Calls of every namespace, newest first, compensations among them."""
+
+    def calls_in_scope(self, prefix: str, limit: int = 100) -> list[CallRecord]:
+        """Calls of every namespace whose scope starts with ``prefix``, newest first."""
 
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""

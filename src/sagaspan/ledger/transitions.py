@@ -27,6 +27,15 @@ class CallEvent(StrEnum):
     COMPENSATION_SUCCEEDED = "compensation_succeeded"
     COMPENSATION_FAILED = "compensation_failed"
     SUPERSEDE = "supersede"
+    SENDING = "sending"
+    BODY_ENDED = "body_ended"
+    ESCALATE = "escalate"
+    DISPROVE = "disprove"
+    PERMIT = "permit"
+    HAND_OVER = "hand_over"
+    UNDONE_BY_HAND = "undone_by_hand"
+    SUPPLY_RESULT = "supply_result"
+    DUPLICATE_EFFECT = "duplicate_effect"
 
 
 class RunEvent(StrEnum):
@@ -53,14 +62,40 @@ _C, _E = CallState, CallEvent
 CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (None, _E.CLAIM): _C.RUNNING,
     (_C.FAILED, _E.CLAIM): _C.RUNNING,
-    # Only for reads and idempotent tools: running those again is harmless.
+    # Only where running it again is harmless (reads, idempotent tools, the same key while the service does it only
+    # once), or where a person permitted one more run.
     (_C.UNKNOWN, _E.CLAIM): _C.RUNNING,
+    (_C.NEEDS_HUMAN, _E.CLAIM): _C.RUNNING,
     (_C.RUNNING, _E.ATTEMPT): _C.RUNNING,
     (_C.RUNNING, _E.SUCCEED): _C.DONE,
     (_C.RUNNING, _E.FAIL): _C.FAILED,
     (_C.RUNNING, _E.LOSE): _C.UNKNOWN,
-    # A late result is positive evidence.
+    (_C.RUNNING, _E.SENDING): _C.RUNNING,  # the second mark: from here on it may have happened
+    # A late result, a probe or a person says that it happened. It also proves wrong who said that it did not.
     (_C.UNKNOWN, _E.SUCCEED): _C.DONE,
+    (_C.NEEDS_HUMAN, _E.SUCCEED): _C.DONE,
+    (_C.FAILED, _E.SUCCEED): _C.DONE,
+    (_C.DONE, _E.SUPPLY_RESULT): _C.DONE,  # it happened, and now also its result is known
+    # A probe or a person says that it did not happen.
+    (_C.UNKNOWN, _E.DISPROVE): _C.FAILED,
+    (_C.NEEDS_HUMAN, _E.DISPROVE): _C.FAILED,
+    # Everything that can find out was asked, in vain.
+    (_C.UNKNOWN, _E.ESCALATE): _C.NEEDS_HUMAN,
+    # A body that nobody waited for ended without a result: from now on it cannot land any more.
+    (_C.UNKNOWN, _E.BODY_ENDED): _C.UNKNOWN,
+    (_C.NEEDS_HUMAN, _E.BODY_ENDED): _C.NEEDS_HUMAN,
+    # A person permits one more run of it.
+    (_C.UNKNOWN, _E.PERMIT): _C.UNKNOWN,
+    (_C.NEEDS_HUMAN, _E.PERMIT): _C.UNKNOWN,
+    # Another run sends it again under its business key: the doubt is that run's now.
+    (_C.UNKNOWN, _E.HAND_OVER): _C.FAILED,
+    (_C.NEEDS_HUMAN, _E.HAND_OVER): _C.FAILED,
+    (_C.UNKNOWN, _E.UNDONE_BY_HAND): _C.COMPENSATED,
+    (_C.NEEDS_HUMAN, _E.UNDONE_BY_HAND): _C.COMPENSATED,
+    (_C.COMPENSATION_FAILED, _E.UNDONE_BY_HAND): _C.COMPENSATED,
+    (_C.DONE, _E.UNDONE_BY_HAND): _C.COMPENSATED,  # only the extra one of two effects
+    # A call that was run again, and whose earlier attempt turns out to have happened too: the extra effect.
+    (None, _E.DUPLICATE_EFFECT): _C.DONE,
     (_C.DONE, _E.COMPENSATE): _C.COMPENSATING,
     (_C.COMPENSATING, _E.COMPENSATE): _C.COMPENSATING,
     (_C.COMPENSATION_FAILED, _E.COMPENSATE): _C.COMPENSATING,
@@ -70,6 +105,7 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.FAILED, _E.SUPERSEDE): _C.FAILED,
     (_C.COMPENSATED, _E.SUPERSEDE): _C.COMPENSATED,
     (_C.UNKNOWN, _E.SUPERSEDE): _C.UNKNOWN,  # reads and idempotent tools only
+    (_C.NEEDS_HUMAN, _E.SUPERSEDE): _C.NEEDS_HUMAN,
 }
 
 _R, _V = RunState, RunEvent
@@ -99,46 +135,73 @@ RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
     (_R.COMPENSATING, _V.PARTIALLY_COMPENSATED): _R.PARTIALLY_COMPENSATED,
 }
 
-CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE})
+CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE, _E.BODY_ENDED})
 RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.COMMIT, _V.COMPENSATE}
 
 
-def open_call(record: CallRecord) -> tuple[CallRecord, AuditRow]:
+SUPERSEDED: Final = "superseded:"
+"""How the scope of a record starts whose key another one took over."""
+
+
+def open_call(record: CallRecord, detail: str | None = None) -> tuple[CallRecord, AuditRow]:
     """The first claim of a call: ``record`` is new and comes as ``running``."""
-    return record, _call_row(record, CallEvent.CLAIM, None, record.created_us, None)
+    return record, _call_row(record, CallEvent.CLAIM, None, record.started_us, detail)
 
 
-def claim_again(record: CallRecord, *, owner: str, now_us: int, traceparent: str | None) -> tuple[CallRecord, AuditRow]:
-    """Claim a call that did not happen, or that is harmless to run again, for ``owner``; a new epoch."""
+def duplicate_effect(record: CallRecord) -> tuple[CallRecord, AuditRow]:
+    """The extra effect of a call that happened twice: ``record`` is new and comes as ``done``."""
+    return record, _call_row(record, CallEvent.DUPLICATE_EFFECT, None, record.started_us, None)
+
+
+def claim_again(
+    record: CallRecord, *, owner: str, now_us: int, traceparent: str | None, detail: str | None = None
+) -> tuple[CallRecord, AuditRow]:
+    """Claim a call that did not happen, or that may be run again, for ``owner``; a new epoch."""
     return move_call(
-        record, CallEvent.CLAIM, now_us, owner=owner, epoch=record.epoch + 1, attempts=record.attempts + 1,
-        started_us=now_us,
-        ended_us=None, error_type=None, error_message=None, traceparent=traceparent,
+        record, CallEvent.CLAIM, now_us, detail=detail, owner=owner, epoch=record.epoch + 1,
+        attempts=record.attempts + 1, started_us=now_us, ended_us=None, error_type=None, error_message=None,
+        traceparent=traceparent,
     )  # fmt: skip
 
 
-def supersede(record: CallRecord, now_us: int) -> tuple[CallRecord, AuditRow]:
+def supersede(
+    record: CallRecord, now_us: int, event: CallEvent = CallEvent.SUPERSEDE, *, detail: str | None = None
+) -> tuple[CallRecord, AuditRow]:
     """Free a business key for the next run: the record stays, under a key of its own."""
     return move_call(
         record,
-        CallEvent.SUPERSEDE,
+        event,
         now_us,
+        detail=detail,
         key=f"{record.key}#{record.id}",
-        scope=f"superseded:{record.scope}",
+        scope=f"{SUPERSEDED}{record.scope}",
     )
 
 
+def superseded_key(record: CallRecord) -> tuple[str, str] | None:
+    """The scope and key that another record took over from ``record``, or None if it has them itself."""
+    if not record.scope.startswith(SUPERSEDED):
+        return None
+    return record.scope.removeprefix(SUPERSEDED), record.key.removesuffix(f"#{record.id}")
+
+
 def move_call(
-    record: CallRecord, event: CallEvent, now_us: int, *, detail: str | None = None, **changes: Any
+    record: CallRecord,
+    event: CallEvent,
+    now_us: int,
+    *,
+    detail: str | None = None,
+    actor: str | None = None,
+    **changes: Any,
 ) -> tuple[CallRecord, AuditRow]:
-    """``record`` after ``event``, and the audit row; raises ``IllegalTransition``."""
+    """``record`` after ``event``, and the audit row (``actor``: not its owner); raises ``IllegalTransition``."""
     state = CALL_TABLE.get((record.state, event))
     if state is None:
         raise IllegalTransition(f"call {record.id}: {event} is not allowed in state {record.state}")
     if event in CALL_ENDINGS:
         changes["ended_us"] = now_us
     after = replace(record, state=state, version=record.version + 1, **changes)
-    return after, _call_row(after, event, record.state, now_us, detail)
+    return after, _call_row(after, event, record.state, now_us, detail, actor)
 
 
 def open_run(record: RunRecord) -> tuple[RunRecord, AuditRow]:
@@ -160,12 +223,17 @@ def move_run(
 
 
 def _call_row(
-    record: CallRecord, event: CallEvent, before: CallState | None, now_us: int, detail: str | None
+    record: CallRecord,
+    event: CallEvent,
+    before: CallState | None,
+    now_us: int,
+    detail: str | None,
+    actor: str | None = None,
 ) -> AuditRow:
     name = event if record.phase is Phase.FORWARD else f"{Phase.COMPENSATION}.{event}"
     return AuditRow(
         at_us=now_us, namespace=record.namespace, run_id=record.run_id, call_id=record.id, event=name,
-        from_state=before, to_state=record.state, actor=record.owner, detail=detail,
+        from_state=before, to_state=record.state, actor=actor or record.owner, detail=detail,
     )  # fmt: skip
 
 

@@ -7,11 +7,12 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, Phase, RunRecord, RunState
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, Phase, RunRecord, RunState
 
 CALL_COLUMNS: Final = tuple(field.name for field in fields(CallRecord))
 RUN_COLUMNS: Final = tuple(field.name for field in fields(RunRecord))
 AUDIT_COLUMNS: Final = tuple(field.name for field in fields(AuditRow))
+LEASE_COLUMNS: Final = tuple(field.name for field in fields(LeaseRecord))
 
 # What never changes after a record's first claim; all other columns are saved with every transition.
 _CALL_CONSTANTS: Final = frozenset(
@@ -33,6 +34,7 @@ call_changes = attrgetter(*CALL_CHANGING, "id")
 run_values = attrgetter(*RUN_COLUMNS)
 run_changes = attrgetter(*RUN_CHANGING, "namespace", "id")
 audit_values = attrgetter(*AUDIT_COLUMNS)
+lease_values = attrgetter(*LEASE_COLUMNS)
 
 
 def call_record(row: Sequence[Any]) -> CallRecord:
@@ -54,3 +56,8 @@ def run_record(row: Sequence[Any]) -> RunRecord:
 def audit_row(row: Sequence[Any]) -> AuditRow:
     """The audit row of a row selected by ``AUDIT_COLUMNS``."""
     return AuditRow(**dict(zip(AUDIT_COLUMNS, row, strict=True)))
+
+
+def lease_record(row: Sequence[Any]) -> LeaseRecord:
+    """The lease of a row selected by ``LEASE_COLUMNS``."""
+    return LeaseRecord(**dict(zip(LEASE_COLUMNS, row, strict=True)))

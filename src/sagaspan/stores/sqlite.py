@@ -10,6 +10,8 @@ import contextlib
 import os
 import sqlite3
 import threading
+import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +19,7 @@ from typing import Any, Final
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger.records import AuditRow, CallRecord, RunRecord, RunState
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, RunRecord, RunState
 from sagaspan.ledger.store import CallChange, Change, RunChange
 from sagaspan.stores import _columns as columns
 from sagaspan.stores._migrate import current_version, migrate
@@ -29,10 +31,37 @@ PRIMED_BYTES: Final = 4_200_000
 _CALLS: Final = ", ".join(columns.CALL_COLUMNS)
 _RUNS: Final = ", ".join(columns.RUN_COLUMNS)
 _AUDIT: Final = ", ".join(columns.AUDIT_COLUMNS)
+_LEASES: Final = ", ".join(columns.LEASE_COLUMNS)
 
 
 _inherited: Final[list[sqlite3.Connection]] = []
 """Connections of a parent process: SQLite forbids a forked child even to close them."""
+
+_stores: Final[weakref.WeakSet[SqliteStore]] = weakref.WeakSet()
+
+
+_forking: Final[list[SqliteStore]] = []
+
+
+def _before_fork() -> None:
+    """Let nobody be in the middle of SQLite: its own locks would stay taken in the child for ever."""
+    _forking[:] = _stores
+    for store in _forking:
+        store._lock.acquire()  # noqa: SLF001 - the same room
+
+
+def _after_fork_in_parent() -> None:
+    for store in _forking:
+        store._lock.release()  # noqa: SLF001 - the same room
+
+
+def _after_fork_in_child() -> None:
+    for store in _forking:
+        store._begin()  # noqa: SLF001 - the same room
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _marks(names: Sequence[str]) -> str:
@@ -66,7 +95,45 @@ _INSERT_RUN: Final = f"insert into runs ({_RUNS}) values ({_marks(columns.RUN_CO
 _UPDATE_RUN: Final = f"""
 update runs set {_sets(columns.RUN_CHANGING)} where namespace = ? and id = ? and version = ?
 """  # noqa: S608
+_RENEW: Final = f"""
+insert into owners ({", ".join(columns.LEASE_COLUMNS)}) values ({_marks(columns.LEASE_COLUMNS)})
+    on conflict (owner) do update
+   set renewed_us = excluded.renewed_us, until_us = excluded.until_us, until_boot_us = excluded.until_boot_us,
+       ttl_us = excluded.ttl_us, beats = beats + 1
+"""  # noqa: S608
+_OPEN: Final = (
+    "state in ('running', 'unknown', 'needs_human', 'compensating', 'compensation_failed', 'awaiting_approval')"
+)
+"""As the partial index ``calls_open`` says it, so that it is used."""
+
+_FORGET_LEASES: Final = f"""
+delete from owners
+ where until_us < ?
+   and owner not in (select owner from runs where state in ('running', 'compensating'))
+   and owner not in (select owner from calls where {_OPEN} and state = 'running')
+"""  # noqa: S608
 _CLAIM_SEQ: Final = columns.CALL_COLUMNS.index("claim_seq")
+
+
+class _Request:
+    """Changes that wait to be written, and how that ended."""
+
+    __slots__ = ("_error", "_saved", "changes", "ended", "synced")
+
+    def __init__(self, changes: Sequence[Change], synced: bool) -> None:
+        self.changes = changes
+        self.synced = synced
+        self.ended = False
+        self._saved = False
+        self._error: StoreUnavailable | None = None
+
+    def end(self, *, saved: bool = False, error: StoreUnavailable | None = None) -> None:
+        self._saved, self._error, self.ended = saved, error, True
+
+    def outcome(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return self._saved
 
 
 class SqliteStore:
@@ -78,27 +145,62 @@ class SqliteStore:
         self._migrate = migrate == "auto"
         self._always_sync = durability == "full"
         self._create = create
-        self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._pid = 0
+        self._begin()
+        _stores.add(self)
+
+    def _begin(self) -> None:
+        """Start with nothing open and nobody waiting; so does a forked child, whatever its parent was doing."""
+        if self._connection is not None:
+            _inherited.append(self._connection)
+        self._lock = threading.Lock()
+        self._queue: deque[_Request] = deque()
+        self._connection = None
 
     # -- writing -------------------------------------------------------------------------------------------
 
     def commit(self, changes: Sequence[Change], *, synced: bool) -> bool:
-        """Save all changes in one transaction, or none of them; see ``Store.commit``."""
+        """Save all changes in one transaction, or none of them; see ``Store.commit``.
+
+        A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up, and the
+        next of them writes for all: one sync serves a crowd.
+        """
+        request = _Request(changes, synced or self._always_sync)
+        self._queue.append(request)
         with self._connected() as connection:
-            execute = connection.execute
-            level = "full" if synced or self._always_sync else "normal"
-            execute(f"pragma synchronous = {level}")
-            execute("begin immediate")
-            try:
-                saved = all(_save(connection, change) for change in changes)
-                execute("commit" if saved else "rollback")
-            except BaseException:
-                if connection.in_transaction:
-                    execute("rollback")
-                raise
-            return saved
+            if not request.ended:
+                self._write_all(connection)
+        return request.outcome()
+
+    def _write_all(self, connection: sqlite3.Connection) -> None:
+        batch = [self._queue.popleft() for _ in range(len(self._queue))]
+        try:
+            self._write_batch(connection, batch)
+        except BaseException:
+            # Interrupted in the middle, and rolled back: whoever waits next writes for the others.
+            self._queue.extendleft(request for request in reversed(batch) if not request.ended)
+            raise
+
+    def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
+        try:
+            _write(connection, batch)
+        except sqlite3.Error as error:
+            if len(batch) > 1:  # what is wrong with one of them is no matter of the others
+                for request in batch:
+                    self._write_batch(connection, [request])
+            else:
+                batch[0].end(error=StoreUnavailable(_explain(self.path, error)))
+
+    def renew(self, lease: LeaseRecord) -> None:
+        """Save a lease under its owner; see ``Store.renew``."""
+        with self._connected() as connection:
+            connection.execute("pragma synchronous = normal")
+            connection.execute(_RENEW, columns.lease_values(lease))
+
+    def forget_leases(self, before_us: int) -> None:
+        """Forget leases that ended before ``before_us`` and cover nothing any more."""
+        with self._connected() as connection:
+            connection.execute(_FORGET_LEASES, (before_us,))
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -147,8 +249,32 @@ class SqliteStore:
 
     def open_calls(self, limit: int = 100) -> list[CallRecord]:
         """Calls that are not settled, or that need a person, newest first."""
-        states = "'running', 'unknown', 'needs_human', 'compensating', 'compensation_failed', 'awaiting_approval'"
-        return self._calls(f"state in ({states}) order by seq desc limit ?", (limit,))
+        return self._calls(f"{_OPEN} order by seq desc limit ?", (limit,))
+
+    def lease_of(self, owner: str) -> LeaseRecord | None:
+        """The lease of this owner, or None if it never had one."""
+        rows = self._fetch(f"select {_LEASES} from owners where owner = ?", (owner,))  # noqa: S608
+        return columns.lease_record(rows[0]) if rows else None
+
+    def unfinished_runs(self) -> list[RunRecord]:
+        """Runs of every namespace that are ``running`` or ``compensating``, newest first."""
+        return self._runs("state in ('running', 'compensating') order by created_us desc, id desc", ())
+
+    def calls_in(self, state: CallState) -> list[CallRecord]:
+        """The calls of every namespace in one of the open states, in claim order."""
+        return self._calls(f"{_OPEN} and state = ? order by claim_seq", (state,))
+
+    def list_calls(self, *, states: Sequence[CallState] = (), limit: int = 100, offset: int = 0) -> list[CallRecord]:
+        """Calls of every namespace, newest first, compensations among them."""
+        where = f"state in ({_marks(states)})" if states else "true"
+        return self._calls(f"{where} order by seq desc limit ? offset ?", (*states, limit, offset))
+
+    def calls_in_scope(self, prefix: str, limit: int = 100) -> list[CallRecord]:
+        """Calls of every namespace whose scope starts with ``prefix``, newest first."""
+        # One search of the key's index a namespace, instead of a look at every call.
+        where = "namespace in (select distinct namespace from runs) and scope >= ? and scope < ?"
+        after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return self._calls(f"{where} order by seq desc limit ?", (prefix, after, limit))
 
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
@@ -170,7 +296,7 @@ class SqliteStore:
     def close(self) -> None:
         """Close the connection; the next use opens it again."""
         with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
+            if self._connection is not None:
                 self._connection.close()
             self._connection = None
 
@@ -192,11 +318,8 @@ class SqliteStore:
     def _connected(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
-                if self._connection is None or self._pid != os.getpid():
-                    if self._connection is not None:
-                        _inherited.append(self._connection)
+                if self._connection is None:
                     self._connection = self._open()
-                    self._pid = os.getpid()
                 yield self._connection
             except sqlite3.Error as error:
                 raise StoreUnavailable(_explain(self.path, error)) from error
@@ -247,6 +370,36 @@ class SqliteStore:
         connection.execute("insert into priming values (zeroblob(?))", (PRIMED_BYTES,))
         connection.execute("drop table priming")
         connection.execute("commit")
+
+
+def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
+    """Write a batch in one transaction; each request in it is still all or nothing."""
+    execute = connection.execute
+    level = "full" if any(request.synced for request in batch) else "normal"
+    execute(f"pragma synchronous = {level}")
+    execute("begin immediate")
+    try:
+        if len(batch) == 1:
+            results = [all(_save(connection, change) for change in batch[0].changes)]
+        else:
+            results = [_save_apart(connection, request) for request in batch]
+        execute("commit" if any(results) else "rollback")
+    except BaseException:
+        if connection.in_transaction:
+            execute("rollback")
+        raise
+    for request, saved in zip(batch, results, strict=True):
+        request.end(saved=saved)
+
+
+def _save_apart(connection: sqlite3.Connection, request: _Request) -> bool:
+    """One request of several: what is refused of it does not touch the others."""
+    connection.execute("savepoint request")
+    saved = all(_save(connection, change) for change in request.changes)
+    if not saved:
+        connection.execute("rollback to request")
+    connection.execute("release request")
+    return saved
 
 
 def _save(connection: sqlite3.Connection, change: Change) -> bool:

@@ -89,6 +89,7 @@ def test_an_unknown_outcome_is_told_and_holds_the_run(guard: Guard, world: World
     told = json.loads(second.content)
     assert (told["status"], told["retry"]) == ("unknown", "forbidden")
     assert told["record"] == calls_of(guard, "r")[0].id
+    assert told["next"] == f"sagaspan calls resolve {told['record']} OUTCOME --note WHY"
     assert world == [1.0]
     assert states(guard) == {"r": "held"}
 
@@ -118,8 +119,12 @@ def test_a_tool_invoked_without_a_model_gets_the_same_data(guard: Guard) -> None
 def test_a_timeout_is_told_as_unknown(guard: Guard, agent_with: Any) -> None:
     """A write that did not answer in time is unknown, not failed."""
     agent = agent_with(lambda amount: time.sleep(0.5), 1.0)
-    (message,) = answers(guard.wrap(agent, {"pay": {"effect": "write", "timeout": 0.05}}).invoke(ask()))
-    assert json.loads(message.content)["error"] == "ToolTimeout"
+    wrapped = guard.wrap(agent, {"pay": {"effect": "write", "timeout": 0.05}}, run_id="r")
+    (message,) = answers(wrapped.invoke(ask()))
+    told = json.loads(message.content)
+    (call,) = calls_of(guard, "r")
+    assert (told["status"], told["error"], told["record"]) == ("unknown", "ToolTimeout", call.id)
+    assert told["next"].startswith(f"sagaspan calls resolve {call.id} ")
     assert message.status == "error"
 
 

@@ -1,0 +1,364 @@
+"""Going on after processes that died: their runs are held or undone, their calls are in doubt (rule book (b) 10).
+
+Every run is taken by compare-and-set under the next epoch, so any number of recoverers act once, and the old owner is
+fenced should it come back. What needs a tool that this process does not have is left for one that has it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sagaspan import _owner as owner
+from sagaspan import _saga as saga
+from sagaspan._backends import Backend
+from sagaspan._clock import now_us
+from sagaspan._endings import Ending
+from sagaspan._engine import SESSION
+from sagaspan._rollback import UNDO_KEY, Steps, steps_of, undo_scope
+from sagaspan.exceptions import ConfigurationError, StoreUnavailable
+from sagaspan.ledger import transitions
+from sagaspan.ledger.judgement import LOST, Verdict
+from sagaspan.ledger.records import (
+    CallInfo,
+    CallRecord,
+    CallState,
+    Phase,
+    RunInfo,
+    RunRecord,
+    RunState,
+    call_info,
+    run_info,
+)
+from sagaspan.ledger.store import RunChange
+from sagaspan.ledger.transitions import RunEvent
+from sagaspan.policy import Retry
+
+if TYPE_CHECKING:
+    from sagaspan._engine import Engine
+
+ATTEMPTS: Final = 8
+"""How often a compensation is tried in all, before it is left to a person."""
+
+PATIENCE_US: Final = 3600 * 1_000_000
+_AT_ONCE: Final = 3  # attempts that a rollback makes itself
+_FIRST_PAUSE_US: Final = 60 * 1_000_000
+_ONCE: Final = Retry()
+_ACTED: Final = ("compensated", "held", "needs_human")
+_WANTED_UNDOING: Final = ("error", "aborted", "budget", "loop")
+"""Why a run is held that would have been undone at once, had no write been in doubt."""
+
+Progress = Callable[[RunInfo, str], None]
+"""Told of each run, and what became of it (a field of ``Recovery``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What a recovery did, or would do; each run is in one of the lists.
+
+    ``compensated``: undone. ``held``: waits for somebody to enter it again. ``needs_human``: a write is in doubt, or
+    could not be undone. ``queued``: a compensation is not registered in this process, so it waits for one that has it.
+    ``waiting``: a compensation failed and is tried again later. ``in_doubt``: calls found without their process.
+    """
+
+    compensated: tuple[RunInfo, ...] = ()
+    held: tuple[RunInfo, ...] = ()
+    needs_human: tuple[RunInfo, ...] = ()
+    queued: tuple[RunInfo, ...] = ()
+    waiting: tuple[RunInfo, ...] = ()
+    in_doubt: tuple[CallInfo, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.compensated, self.held, self.needs_human, self.queued, self.waiting, self.in_doubt))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lost:
+    """A run without its process: what is known of that, and whether it is to be undone."""
+
+    run: RunRecord
+    verdict: Verdict
+    undo: bool
+
+
+class Recoverer:
+    """Recovers the runs of one guard; ``stop`` is asked between two of them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        backend: Backend,
+        *,
+        progress: Progress = lambda _, __: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._engine = engine
+        self._store = engine.store
+        self._backend = backend
+        self._progress = progress
+        self._stop = stop
+
+    async def __call__(
+        self, *, older_than: float | dt.timedelta | None, limit: int | None, dry_run: bool, watch: bool
+    ) -> Recovery:
+        """Recover what there is; see ``Guard.recover``. With ``watch`` leases elsewhere are watched to their end."""
+        age_us = _age_us(older_than)
+        if limit is not None and limit < 1:
+            raise ConfigurationError(f"limit={limit} recovers nothing; None is no limit")
+        if watch and not dry_run:
+            await self._watch_leases()
+        found: dict[str, list[RunInfo]] = {}
+        for lost in await self._backend.io(self._find, age_us):
+            if self._stop() or (limit is not None and sum(len(found.get(name, ())) for name in _ACTED) >= limit):
+                break
+            outcome = await (self._foresee(lost) if dry_run else self._act(lost))
+            if outcome is not None:
+                info = await self._backend.io(self._info, lost.run)
+                found.setdefault(outcome, []).append(info)
+                self._progress(info, outcome)
+        in_doubt = await self._calls_in_doubt(age_us, dry_run=dry_run)
+        return Recovery(**{name: tuple(runs) for name, runs in found.items()}, in_doubt=in_doubt)
+
+    # -- what there is -----------------------------------------------------------------------------------------
+
+    def _find(self, age_us: int) -> list[_Lost]:
+        """Runs to act on, newest first: a nested run before the one it is in."""
+        mine = [run for run in self._store.unfinished_runs() if run.namespace == self._engine.namespace]
+        lost = [(run, self._engine.judge.verdict(run.owner, saga.token(self._store, run))) for run in mine]
+        dead = {run.id: run for run, verdict in lost if verdict is not Verdict.ALIVE}
+        return [
+            *(
+                _Lost(run=run, verdict=verdict, undo=_is_undone(run, dead))
+                for run, verdict in lost
+                if run.id in dead and self._is_old(run, age_us)
+            ),
+            *(_Lost(run=run, verdict=Verdict.DEAD, undo=True) for run in self._left_behind()),
+        ]
+
+    def _left_behind(self) -> Iterator[RunRecord]:
+        """Runs that nobody is inside of and that go on by themselves: a doubt is over, an undo is tried again."""
+        held = self._store.list_runs(states=[RunState.HELD], limit=10_000)
+        yield from (run for run in held if run.namespace == self._engine.namespace and _wanted_undoing(run))
+        seen = set()
+        for step in self._store.calls_in(CallState.COMPENSATION_FAILED):
+            run = self._rolled_back_run(step)
+            if run is not None and run.id not in seen:
+                seen.add(run.id)
+                yield run
+
+    def _rolled_back_run(self, step: CallRecord) -> RunRecord | None:
+        """The run whose rollback could not undo ``step``: the outermost one that was rolled back with it."""
+        if step.namespace != self._engine.namespace:
+            return None
+        found, run = None, self._store.get_run(step.namespace, step.run_id)
+        while run is not None and run.state is RunState.PARTIALLY_COMPENSATED:
+            found, run = run, self._store.get_run(run.namespace, run.parent_id) if run.parent_id else None
+        return found
+
+    def _is_old(self, run: RunRecord, age_us: int) -> bool:
+        if not age_us:
+            return True
+        lease = self._store.lease_of(run.owner)
+        seen = max(run.started_us, lease.renewed_us if lease else 0)
+        return now_us() - seen >= age_us
+
+    async def _watch_leases(self) -> None:
+        """Wait until leases that look over, of owners elsewhere, have stood still for long enough to be sure."""
+        deadline = time.monotonic() + await self._backend.io(self._seconds_to_watch)  # one that lives is seen to beat
+        while not self._stop() and (left := deadline - time.monotonic()) > 0:
+            await self._backend.sleep(min(left, 1.0))
+
+    def _seconds_to_watch(self) -> float:
+        holders = {run.owner for run in self._store.unfinished_runs() if run.namespace == self._engine.namespace}
+        holders |= {call.owner for call in self._store.calls_in(CallState.RUNNING)}
+        unproved = [holder for holder in holders if owner.proof(holder, "") is owner.Proof.NONE]
+        return max(map(self._engine.judge.seconds_to_watch, unproved), default=0.0)
+
+    # -- what becomes of it -----------------------------------------------------------------------------------
+
+    async def _act(self, lost: _Lost) -> str | None:
+        """Do what is due to a run; returns the list it goes to, or None if somebody else has it, or nothing is due."""
+        try:
+            if lost.run.state is RunState.RUNNING:
+                return await self._end_running(lost)
+            if lost.run.state is RunState.HELD:
+                return await self._end_held(lost.run)
+            return await self._go_on_undoing(lost.run)
+        except StoreUnavailable:
+            current = await self._backend.io(self._store.get_run, lost.run.namespace, lost.run.id)
+            if current is not None and current.epoch > lost.run.epoch + 1:
+                return None  # another worker took it from us
+            raise
+
+    async def _end_running(self, lost: _Lost) -> str | None:
+        run = lost.run
+        if run.name == SESSION:
+            if lost.verdict is Verdict.DEAD:  # one that is only expired may come back, and go on in it
+                await self._backend.io(self._end_session, run)
+            return None
+        if lost.undo and await self._backend.io(self._lacks, run):
+            return "queued"
+        taken = await saga.take_over(self._engine, run, LOST[lost.verdict], self._backend)
+        if taken is None:
+            return None
+        try:
+            for call in await self._backend.io(self._store.calls_of, run.namespace, run.id):
+                if call.state is CallState.RUNNING and call.phase is Phase.FORWARD:
+                    await self._engine.resolve_in_doubt(call, self._backend)
+            unresolved, _ = await saga.unresolved_of(self._engine, taken, self._backend)
+            undo = lost.undo and not unresolved
+            # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
+            reason = "unresolved" if unresolved and not lost.undo else "interrupted"
+            after, undone = await saga.leave(
+                self._engine,
+                taken,
+                Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason),
+                error=LOST[lost.verdict],
+                output=None,
+                backend=self._backend,
+                span=self._engine.no_span,
+            )
+        finally:
+            owner.drop(saga.token(self._store, run))
+        if undone is None:
+            return "needs_human" if unresolved else "held"
+        return "queued" if undone.queued else await self._outcome(after)
+
+    async def _end_held(self, run: RunRecord) -> str | None:
+        """Undo a run that was held for a doubt, once that is over."""
+        unresolved, _ = await saga.unresolved_of(self._engine, run, self._backend)
+        if unresolved:
+            return None  # it was reported when it was held; ``sagaspan status`` shows it
+        return await self._go_on_undoing(run)
+
+    async def _go_on_undoing(self, run: RunRecord) -> str | None:
+        steps = await self._backend.io(steps_of, self._store, run)
+        left = await self._backend.io(self._not_due, steps)
+        due = [step for step in steps.undoable if step.id not in left]
+        if run.state is RunState.PARTIALLY_COMPENSATED and not due:
+            return await self._tried_later(steps)
+        if due and self._engine.find_compensation(due[0]) is None:
+            return "queued"
+        ended = await saga.take_and_roll_back(self._engine, run, self._backend, again=_ONCE, left=left)
+        if ended is None:
+            return None
+        return "queued" if ended[1].queued else await self._outcome(ended[0])
+
+    async def _outcome(self, run: RunRecord) -> str:
+        """The list of a run that was rolled back as far as it goes now."""
+        if run.state is not RunState.PARTIALLY_COMPENSATED:
+            return "compensated"
+        return await self._tried_later(await self._backend.io(steps_of, self._store, run)) or "needs_human"
+
+    async def _tried_later(self, steps: Steps) -> str | None:
+        failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
+        again = [await self._backend.io(self._due_us, step) for step in failed]
+        return "waiting" if any(due is not None for due in again) else None
+
+    async def _foresee(self, lost: _Lost) -> str | None:
+        """The list a run would go to, without doing anything."""
+        run = lost.run
+        if run.name == SESSION:
+            return None
+        steps = await self._backend.io(steps_of, self._store, run)
+        if steps.unresolved and run.state is not RunState.COMPENSATING:
+            return None if run.state is RunState.HELD else "needs_human"
+        if not lost.undo:
+            return "held"
+        left = await self._backend.io(self._not_due, steps)
+        due = [step for step in steps.undoable if step.id not in left]
+        if run.state is RunState.PARTIALLY_COMPENSATED and not due:
+            return await self._tried_later(steps)
+        return "queued" if any(self._engine.find_compensation(step) is None for step in due) else "compensated"
+
+    # -- details -----------------------------------------------------------------------------------------------
+
+    def _end_session(self, run: RunRecord) -> None:
+        after, audit = transitions.move_run(
+            run, RunEvent.FAIL, now_us(), detail=LOST[Verdict.DEAD], reason="interrupted",
+            owner=owner.this_process(), epoch=run.epoch + 1,
+        )  # fmt: skip
+        self._store.commit([RunChange(after, audit, run.version)], synced=False)
+
+    def _lacks(self, run: RunRecord) -> bool:
+        """Whether this process cannot undo all of a run: then it does not begin, so that another one does it whole."""
+        steps = steps_of(self._store, run)
+        return any(self._engine.find_compensation(step) is None for step in steps.undoable)
+
+    def _not_due(self, steps: Steps) -> set[str]:
+        """The steps that could not be undone and are not tried again, or not yet."""
+        failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
+        due = {step.id: self._due_us(step) for step in failed}
+        now = now_us()
+        return {step_id for step_id, at in due.items() if at is None or at > now}
+
+    def _due_us(self, step: CallRecord) -> int | None:
+        """When the next attempt to undo ``step`` is due; None if a person must look."""
+        undo = self._store.find_call(step.namespace, undo_scope(step), step.compensate or "", UNDO_KEY)
+        return None if undo is None else next_attempt_us(undo)
+
+    async def _calls_in_doubt(self, age_us: int, *, dry_run: bool) -> tuple[CallInfo, ...]:
+        """Running calls without their process, also of runs that go on and of the session: each is in doubt now."""
+        found = []
+        for call in await self._backend.io(self._store.calls_in, CallState.RUNNING):
+            mine = call.namespace == self._engine.namespace and call.phase is Phase.FORWARD
+            if not mine or (age_us and now_us() - call.started_us < age_us):
+                continue
+            if await self._backend.io(self._engine.judge.is_over, call.owner, call.id):
+                found.append(call if dry_run else await self._engine.resolve_in_doubt(call, self._backend))
+        return tuple(map(call_info, found))
+
+    def _info(self, run: RunRecord) -> RunInfo:
+        current = self._store.get_run(run.namespace, run.id) or run
+        return run_info(current, tuple(map(call_info, self._store.calls_of(run.namespace, run.id))))
+
+
+def next_attempt_us(undo: CallRecord) -> int | None:
+    """When a compensation that failed is tried again (full jitter); None after ``ATTEMPTS`` or an hour."""
+    if undo.attempts >= ATTEMPTS or undo.state not in (CallState.FAILED, CallState.UNKNOWN):
+        return None
+    pause = _FIRST_PAUSE_US * 2 ** max(undo.attempts - _AT_ONCE, 0)
+    # The same for everybody who asks, so that it need not be written down.
+    jitter = random.Random(f"{undo.id}:{undo.attempts}").random()  # noqa: S311 - spreads, hides nothing
+    due = (undo.ended_us or undo.started_us) + round(pause * jitter)
+    return due if max(due, now_us()) <= undo.created_us + PATIENCE_US else None
+
+
+def _is_undone(run: RunRecord, dead: dict[str, RunRecord]) -> bool:
+    """Whether an interrupted run is undone: as the outermost run says that was interrupted with it."""
+    while run.parent_id in dead:
+        run = dead[run.parent_id]
+    return run.state is RunState.COMPENSATING or run.on_interrupt == "compensate"
+
+
+def _wanted_undoing(run: RunRecord) -> bool:
+    return run.reason in _WANTED_UNDOING or (run.reason == "interrupted" and run.on_interrupt == "compensate")
+
+
+def _age_us(older_than: float | dt.timedelta | None) -> int:
+    if older_than is None:
+        return 0
+    seconds = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else float(older_than)
+    if not seconds >= 0:
+        raise ConfigurationError(f"older_than={older_than!r} is no time; give seconds or a timedelta")
+    return round(seconds * 1e6)
+
+
+def merged(reports: Iterable[Recovery]) -> Recovery:
+    """Several reports as one."""
+    whole = Recovery()
+    for report in reports:
+        whole = replace(
+            whole,
+            compensated=whole.compensated + report.compensated,
+            held=whole.held + report.held,
+            needs_human=whole.needs_human + report.needs_human,
+            queued=whole.queued + report.queued,
+            waiting=whole.waiting + report.waiting,
+            in_doubt=whole.in_doubt + report.in_doubt,
+        )
+    return whole

@@ -1,0 +1,169 @@
+"""``sagaspan calls``: what was called, what is in doubt, and saying what became of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Final
+
+import click
+
+from sagaspan.cli._options import NEEDS_PERSON, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
+from sagaspan.ledger.records import CallInfo, CallState
+from sagaspan.ledger.resolution import Resolution
+
+_MEANS: Final = {
+    Resolution.HAPPENED: "it is done, and is undone if its run is",
+    Resolution.DID_NOT_HAPPEN: "it may be run again, and is never undone",
+    Resolution.COMPENSATED: "somebody has undone it; nothing undoes it again",
+    Resolution.RETRY: "it may be run once more, whatever happened before",
+}
+
+
+@click.group()
+@common_options
+def calls() -> None:
+    """What was called, what is in doubt, and saying what became of it."""
+
+
+@calls.command("list")
+@click.option("--status", "-s", multiple=True, type=click.Choice([state.value for state in CallState]))
+@click.option("--all", "everything", is_flag=True, help="Also calls that are settled.")
+@click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
+@click.option("--offset", default=0, show_default=True, type=click.IntRange(0))
+@common_options
+@pass_settings
+def list_calls(settings: Settings, status: tuple[str, ...], everything: bool, limit: int, offset: int) -> None:
+    """Calls that are not settled, newest first."""
+    from sagaspan._views import Calls
+
+    found = Calls(settings.open_store()).list(status=status, open=not everything, limit=limit, offset=offset)
+    if settings.as_json:
+        emit_json(found)
+    elif not found:
+        say("No such calls." if status or everything else "No open calls.")
+    else:
+        emit_table(("call", "tool", "state", "run", "arguments", "started"), map(_row, found))
+
+
+@calls.command("show")
+@click.argument("call_id")
+@common_options
+@pass_settings
+def show_call(settings: Settings, call_id: str) -> None:
+    """One call with its history, by id, key or unique prefix."""
+    from sagaspan.cli.show import print_call
+    from sagaspan.ledger.in_doubt import history
+    from sagaspan.ledger.records import call_info
+
+    store = settings.open_store()
+    record = _the_call(store, call_id)
+    print_call(call_info(record), settings, history(store, record))
+
+
+@calls.command()
+@click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
+@common_options
+@pass_settings
+@click.pass_context
+def duplicates(context: click.Context, settings: Settings, limit: int) -> None:
+    """Effects that came twice, each with the command that undoes the extra one; exit 4 if any."""
+    from sagaspan._views import Calls
+
+    found = Calls(settings.open_store()).duplicates(limit)
+    if settings.as_json:
+        emit_json([{"call": first, "extra": extra, "next": undo_command(extra)} for extra, first in found])
+    elif not found:
+        say("Nothing came twice.", "green")
+    else:
+        rows = [
+            (extra.tool, extra.run_id, short(extra.args, 40), first and short(first.result, 40),
+             short(extra.result, 40), undo_command(extra))
+            for extra, first in found
+        ]  # fmt: skip
+        emit_table(("tool", "run", "arguments", "result", "extra result", "next"), rows)
+    context.exit(NEEDS_PERSON if found else 0)
+
+
+@calls.command()
+@click.argument("call_id")
+@click.argument("outcome", type=click.Choice([resolution.value for resolution in Resolution]))
+@click.option("--note", required=True, help="How you know.")
+@click.option("--result", metavar="JSON", help="What it returned, if it happened.")
+@click.option("--actor", help="Who decides; default: the user of this process.")
+@click.option("--expected-version", type=click.IntRange(1), help="Only if the call is still at this version.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask, also on a terminal.")
+@common_options
+@pass_settings
+def resolve(
+    settings: Settings,
+    call_id: str,
+    outcome: str,
+    note: str,
+    result: str | None,
+    actor: str | None,
+    expected_version: int | None,
+    yes: bool,
+) -> None:
+    """Say what became of a call that nobody knows the end of: the audit trail keeps who said so, and why.
+
+    It is bound to the call as it is now: if somebody or something decides it meanwhile, nothing changes.
+    """
+    from sagaspan._probe import NOT_GIVEN
+    from sagaspan._views import Calls
+    from sagaspan.ledger.records import call_info
+
+    value = NOT_GIVEN if result is None else _parsed(result)
+    store = settings.open_store()
+    seen = call_info(_the_call(store, call_id))
+    if not yes and sys.stdin.isatty():
+        click.confirm(_question(seen, Resolution(outcome)), abort=True, err=True)
+    decided = Calls(store).resolve(
+        seen.id, outcome, result=value, note=note, actor=actor, expected_version=expected_version or seen.version
+    )
+    if settings.as_json:
+        emit_json(decided)
+        return
+    say(f"Call {visible(decided.id)} ({visible(decided.tool)}) is {decided.state}: {_MEANS[Resolution(outcome)]}.")
+    say(f"Its run {visible(decided.run_id)} goes on when it is entered again with the same id.")
+
+
+def resolve_command(call_id: str) -> str:
+    """The command by which a person says what became of a call."""
+    return f"sagaspan calls resolve {call_id} OUTCOME --note WHY"
+
+
+def undo_command(call: CallInfo) -> str:
+    """The command that undoes the extra one of two effects, or says that it was undone by hand."""
+    if call.compensate is None:
+        return f"sagaspan calls resolve {call.id} compensated --note WHY"
+    return f"sagaspan compensate {call.run_id} --call {call.id}"
+
+
+def _row(call: CallInfo) -> tuple[object, ...]:
+    return call.id, call.tool, call.state, call.run_id, short(call.args, 40), when(call.started)
+
+
+def _the_call(store: Any, prefix: str) -> Any:
+    found = store.match_calls(prefix)
+    if not found:
+        raise NotFound(f"there is no call {prefix!r}; see: sagaspan calls list")
+    if len(found) > 1:
+        matches = [("call", call.id, f"{call.tool} {call.state}") for call in found]
+        raise NotFound(f"{prefix!r} is the start of {len(found)} calls; give more of it", matches)
+    return found[0]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not JSON ({error}); a string needs quotes: '\"paid\"'") from error
+
+
+def _question(call: CallInfo, resolution: Resolution) -> str:
+    return (
+        f"{visible(call.tool)} {short(call.args, 200)} of run {visible(call.run_id)} is {call.state} "
+        f"(version {call.version}).\nYou say {resolution.value}: {_MEANS[resolution]}. Record that?"
+    )

@@ -1,0 +1,158 @@
+"""``sagaspan recover``: go on after processes that died."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sagaspan.cli._options import DONE, NEEDS_PERSON, Settings, common_options, pass_settings
+from sagaspan.cli._render import emit_json, emit_line, say, visible
+
+if TYPE_CHECKING:
+    from sagaspan import Guard, Recovery, RunInfo
+
+_WORDS: Final = {
+    "compensated": ("undone", "yellow"),
+    "held": ("held: enter it again with the same id to go on", "magenta"),
+    "needs_human": ("needs a person", "bold red"),
+    "queued": ("waits for a process that has the tools to undo it", "magenta"),
+    "waiting": ("could not be undone; is tried again later", "magenta"),
+}
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Go on until SIGINT or SIGTERM.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--older-than", metavar="TIME", help="Only what gave no sign of life for so long, e.g. 90s, 10m, 2h.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many runs (with --watch: a round).")
+@click.option(
+    "--interval", default=10.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Of --watch: seconds."
+)
+@common_options
+@pass_settings
+@click.pass_context
+def recover(
+    context: click.Context,
+    settings: Settings,
+    watch: bool,
+    dry_run: bool,
+    older_than: str | None,
+    limit: int | None,
+    interval: float,
+) -> None:
+    """Go on after processes that died: hold or undo their runs, finish their rollbacks.
+
+    Undoing runs your tools, so name your guard with --app; without it such work is only listed. Exit code 4 if
+    something needs a person.
+    """
+    work = _Work(settings, older_than=_seconds(older_than), limit=limit, dry_run=dry_run)
+    context.exit(work.watch(interval) if watch else work.once())
+
+
+class _Work:
+    """One call of the program: its guards, and what it has said."""
+
+    def __init__(self, settings: Settings, **options: Any) -> None:
+        self._settings = settings
+        self._options = options
+        self._app: Guard | None = settings.load_guard()
+        self._said: set[tuple[str, str]] = set()
+        self._stopping = threading.Event()
+
+    def once(self) -> int:
+        """One round with its report; the exit code."""
+        report = self._round(watch=True)
+        if self._settings.as_json:
+            emit_json(report)
+        elif not report:
+            say("Nothing to recover.", "green")
+        else:
+            self._summary(report)
+        return NEEDS_PERSON if report.needs_human else DONE
+
+    def watch(self, interval: float) -> int:
+        """Round after round until a signal; a run in hand is finished first."""
+        before = {name: signal.signal(name, self._stop) for name in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while not self._stopping.is_set():
+                report = self._round(watch=False)
+                if self._settings.as_json and report:
+                    emit_line(report)
+                self._stopping.wait(interval)
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+            if self._app is not None:
+                self._app.close()
+        return DONE
+
+    def _stop(self, *_: object) -> None:
+        self._stopping.set()
+
+    def _round(self, *, watch: bool) -> Recovery:
+        from sagaspan._backends import SYNC, run_sync
+        from sagaspan._recovery import Recoverer, merged
+
+        reports = []
+        for guard, close in self._guards():
+            engine = guard._engine  # noqa: SLF001 - the same house
+            recoverer = Recoverer(engine, SYNC, progress=self._progress, stop=self._stopping.is_set)
+            try:
+                reports.append(run_sync(recoverer(**self._options, watch=watch)))
+            finally:
+                close()
+        return merged(reports)
+
+    def _guards(self) -> Iterator[tuple[Guard, Callable[[], None]]]:
+        """The user's guard, or one without tools for each namespace there is something in."""
+        if self._app is not None:
+            yield self._app, lambda: None
+            return
+        from sagaspan import Guard
+        from sagaspan.ledger.records import CallState, RunState
+
+        store = self._settings.open_store()
+        found = {run.namespace for run in (*store.unfinished_runs(), *store.list_runs(states=[RunState.HELD]))}
+        found |= {call.namespace for state in (CallState.RUNNING, CallState.COMPENSATION_FAILED)
+                  for call in store.calls_in(state)}  # fmt: skip
+        store.close()
+        for namespace in sorted(found):
+            guard = Guard(store.url, namespace=namespace, migrate="check")
+            yield guard, guard.close
+
+    def _progress(self, run: RunInfo, outcome: str) -> None:
+        if self._settings.as_json or (run.id, outcome) in self._said:
+            return
+        if outcome in ("queued", "waiting"):
+            self._said.add((run.id, outcome))
+        words, style = _WORDS[outcome]
+        would = "would be " if self._options["dry_run"] else ""
+        say(f"run {visible(run.id)} ({visible(run.name)}): {would}{words}", style)
+
+    def _summary(self, report: Recovery) -> None:
+        for call in report.in_doubt:
+            say(f"call {call.id} ({visible(call.tool)}): its process is gone; it is {call.state}")
+        if report.queued and self._app is None:
+            names = sorted({call.compensate for run in report.queued for call in run.calls if call.compensate})
+            say(f"To undo what waits for {visible(', '.join(names))}: sagaspan recover --app MODULE:GUARD")
+        if report.needs_human:
+            say("What needs you, and how to go on: sagaspan status")
+        if report.held:
+            say("Held runs go on when they are entered again with the same id: sagaspan runs list --status held")
+        counts = {name: len(found) for name, found in asdict(report).items() if found}
+        say(", ".join(f"{name} {count}" for name, count in counts.items()))
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
+    try:
+        return float(text[:-1] if unit else text) * (unit or 1)
+    except ValueError:
+        raise click.UsageError(f"--older-than {text} is no time; write for example 90s, 10m, 2h or 1d") from None

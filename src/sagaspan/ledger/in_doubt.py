@@ -1,0 +1,164 @@
+"""Finding out about a call in doubt: its history is read, its probe asked, and what that proves is recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from sagaspan import _owner as owner
+from sagaspan._backends import Backend, BodyTimeout
+from sagaspan._clock import new_id, now_us
+from sagaspan._context import nothing_in_force
+from sagaspan._probe import Answer, Probe, Unsure, answer_of
+from sagaspan.exceptions import NotApplied
+from sagaspan.ledger import resolution, transitions
+from sagaspan.ledger.attempts import body_token
+from sagaspan.ledger.judgement import LOST, Judge, Verdict
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, call_info
+from sagaspan.ledger.resolution import IN_DOUBT
+from sagaspan.ledger.store import CallChange, Store
+from sagaspan.ledger.transitions import CallEvent
+
+_log = logging.getLogger("sagaspan")
+PROBE_SECONDS: Final = 30.0
+"""How long a probe may take whose tool has no ``timeout``; one that takes longer cannot say."""
+
+
+def history(store: Store, record: CallRecord) -> list[AuditRow]:
+    """The audit rows of one call, oldest first."""
+    return [row for row in store.audit_of(record.namespace, record.run_id) if row.call_id == record.id]
+
+
+def declare_lost(store: Store, record: CallRecord, verdict: Verdict) -> CallRecord:
+    """The record of a running call whose owner is dead or expired: in doubt, or ``failed`` if it sent nothing.
+
+    One that is only expired may still send: its missing mark proves nothing yet.
+    """
+    harmless = verdict is Verdict.DEAD and resolution.not_sent(history(store, record))
+    event = CallEvent.FAIL if harmless else CallEvent.LOSE
+    why = resolution.NOT_SENT if harmless else LOST[verdict]
+    after, audit = transitions.move_call(record, event, now_us(), detail=why)
+    store.commit([CallChange(after, audit, record.version)], synced=True)
+    return store.get_call(record.id) or record
+
+
+async def resolve_in_doubt(
+    store: Store, judge: Judge, record: CallRecord, *, probe: Probe | None, backend: Backend
+) -> CallRecord:
+    """Ask what can find out about ``record``; returns it as it is then, decided or still in doubt.
+
+    A call whose owner is dead or expired becomes in doubt first; one that runs or is settled is returned as it is.
+    """
+    if record.state is CallState.RUNNING:
+        verdict = await backend.io(judge.verdict, record.owner, record.id)
+        if verdict is not Verdict.ALIVE:
+            record = await backend.io(declare_lost, store, record, verdict)
+    if record.state not in IN_DOUBT or probe is None:
+        return record
+    answer = await _ask(probe, record, backend)
+    return await backend.io(_record_answer, store, record, answer, probe.settle)
+
+
+async def _ask(probe: Probe, record: CallRecord, backend: Backend) -> Answer:
+    arguments = probe.arguments(call_info(record))
+    function = probe.function
+
+    def body() -> Any:
+        with nothing_in_force():
+            return function(**arguments)
+
+    async def async_body() -> Any:
+        with nothing_in_force():
+            return await function(**arguments)
+
+    timeout = probe.timeout or PROBE_SECONDS
+    try:
+        value = await backend.run_body(
+            async_body if probe.is_async else body, is_async=probe.is_async, timeout=timeout, late=lambda _: None
+        )
+    except NotApplied as answer:
+        return answer
+    except BodyTimeout:
+        return Unsure(f"it took longer than {timeout:g} s")
+    except Exception as error:  # noqa: BLE001 - a probe that breaks is no evidence
+        _log.warning("the probe %r of call %s failed: %r; the call stays in doubt", probe.name, record.id, error)
+        return Unsure(f"{type(error).__name__}: {error}")
+    return answer_of(value)
+
+
+def _record_answer(store: Store, record: CallRecord, answer: Answer, settle: float) -> CallRecord:
+    rows = history(store, record)
+    over = resolution.attempts_over(rows, last_is_dead=_ended(record))
+    finding = resolution.weigh_answer(record, rows, answer, over=over, settle=settle, now_us=now_us())
+    if finding.event is None:
+        return record
+    changes = resolution.recorded(finding.value) if finding.event is CallEvent.SUCCEED else {}
+    after, audit = transitions.move_call(
+        record, finding.event, now_us(), detail=finding.why, actor=owner.this_process(), **changes
+    )
+    store.commit([CallChange(after, audit, record.version)], synced=True)
+    return store.get_call(record.id) or after  # somebody else may have found out meanwhile
+
+
+def _ended(record: CallRecord) -> bool:
+    """Whether the latest attempt's process is dead, or its body has ended in this one."""
+    if owner.is_self(record.owner):
+        return owner.provably_dead(record.owner, body_token(record.id))
+    return owner.provably_dead(record.owner, record.id)
+
+
+def record_late_result(
+    store: Store, record: CallRecord, value: Any, *, given_up: bool, dedupes: bool
+) -> CallRecord | None:
+    """What the call of ``record`` (as its attempt knew it) returned after it was given up or taken over.
+
+    Returns the record that was changed or, for an effect that came twice, added; None if it is known already.
+    """
+    for _ in range(10):  # somebody may settle it at the same moment
+        target = store.get_call(record.id)
+        epoch = record.epoch
+        taken = transitions.superseded_key(target) if target is not None else None
+        if target is not None and taken is not None and target.state is CallState.FAILED:
+            target, epoch = store.find_call(target.namespace, taken[0], target.tool, taken[1]), 0
+        if target is None:
+            return None
+        event = resolution.weigh_late_result(
+            target, history(store, target), epoch=epoch, given_up=given_up, dedupes=dedupes
+        )
+        if event is None:
+            return None
+        change = _late_change(target, event, value)
+        if store.commit([change], synced=False):
+            return change.record
+    return None
+
+
+def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange:
+    now, actor = now_us(), owner.this_process()
+    if event is CallEvent.DUPLICATE_EFFECT:
+        extra, audit = transitions.duplicate_effect(
+            resolution.extra_effect(target, id_=new_id(now), value=value, owner=actor, now_us=now)
+        )
+        _log.error(
+            "call %s of tool %r happened twice; the other effect is call %s. Undo it: sagaspan compensate %s --call %s",
+            target.id, target.tool, extra.id, extra.run_id, extra.id,
+        )  # fmt: skip
+        return CallChange(extra, audit)
+    after, audit = transitions.move_call(
+        target, event, now, detail=resolution.LATE, actor=actor, **resolution.recorded(value)
+    )
+    return CallChange(after, audit, target.version)
+
+
+def record_body_ended(store: Store, record: CallRecord) -> None:
+    """A body that nobody waited for ended without a result: it cannot land any more."""
+    current = store.get_call(record.id)
+    if current is None or current.state not in IN_DOUBT:
+        return
+    after, audit = transitions.move_call(current, CallEvent.BODY_ENDED, now_us(), actor=owner.this_process())
+    store.commit([CallChange(after, audit, current.version)], synced=False)
+
+
+FindProbe = Callable[[CallRecord], Probe | None]
+"""The probe registered for a recorded call, or None."""

@@ -1,0 +1,221 @@
+"""A process answers for its open calls and runs as long as its lease is renewed: one thread, one statement each third.
+
+The lease is on disk before the first claim it covers. While it is fresh a call pays one comparison for it. A process
+that was stopped past its lease and goes on is fenced by the epochs and versions of its records, not by this clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from sagaspan import _owner as owner
+from sagaspan._clock import now_us
+from sagaspan.exceptions import ConfigurationError, StoreError
+from sagaspan.ledger.judgement import boot_us
+from sagaspan.ledger.records import LeaseRecord
+from sagaspan.ledger.store import Store
+
+_log = logging.getLogger("sagaspan")
+VARIABLE: Final = "SAGASPAN_LEASE_SECONDS"
+LEASE_SECONDS: Final = 30.0
+HURRY_SECONDS: Final = 1.0
+"""How soon what could not be settled is tried again."""
+
+_FORGET_US: Final = 24 * 3600 * 1_000_000
+_all: Final[weakref.WeakSet[Lease]] = weakref.WeakSet()
+
+
+class Lease:
+    """This process's lease on one ledger.
+
+    ``settle`` saves what could not be saved when it ended; ``forked`` tells a child to forget its parent's work.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.settle: Callable[[], None] = lambda: None
+        self.forked: list[Callable[[], None]] = []
+        self.behind = False
+        self.seconds = _seconds()
+        self._store = store
+        self._fresh_until = 0.0
+        self._lock = threading.Lock()
+        self._known = False
+        _all.add(self)
+
+    def begin_again(self) -> None:
+        """A forked child is another owner: it has no lease and nothing to settle."""
+        self._lock = threading.Lock()
+        self._fresh_until = 0.0
+        self._known = self.behind = False
+        for forget in self.forked:
+            forget()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next beat."""
+        return min(HURRY_SECONDS, self.seconds / 3) if self.behind else self.seconds / 3
+
+    def cover(self) -> None:
+        """Answer for what this process holds; the lease is on disk when this returns. Raises ``StoreUnavailable``."""
+        if time.monotonic() >= self._fresh_until:
+            with self._lock:
+                self._renew()
+            _keeper.watch(self)
+
+    def hurry(self) -> None:
+        """Something could not be settled: try again soon."""
+        self.behind = True
+        _keeper.watch(self)
+
+    def beat(self) -> None:
+        """Renew, and settle what is left; never raises."""
+        try:
+            with self._lock:
+                if not _keeper.watches(self):
+                    return
+                self._renew()
+                self.settle()
+            self.behind = False
+        except StoreError as error:
+            _log.warning("the lease on %s could not be renewed, or a call settled; it is tried again: %s",
+                         self._store.url, error)  # fmt: skip
+
+    def lapse(self) -> None:
+        """Nothing is open: let the next claim renew first."""
+        self._fresh_until = 0.0
+
+    def release(self) -> None:
+        """Answer for nothing more; when this returns, the store is not used from here again."""
+        _keeper.forget(self)
+        with self._lock:
+            self.lapse()
+
+    def _renew(self) -> None:
+        started, ttl_us = time.monotonic(), round(self.seconds * 1e6)
+        now, boot = now_us(), boot_us()
+        if not self._known:
+            self._store.forget_leases(now - _FORGET_US)
+        self._store.renew(
+            LeaseRecord(
+                owner=owner.this_process(), renewed_us=now, until_us=now + ttl_us, until_boot_us=boot + ttl_us,
+                ttl_us=ttl_us,
+            )
+        )  # fmt: skip
+        self._known = True
+        self._fresh_until = started + self.seconds / 2
+
+
+class _Keeper:
+    """The one thread of this process that renews its leases, while anything is open."""
+
+    def __init__(self) -> None:
+        self._leases: set[Lease] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._hooked = False
+
+    def watch(self, lease: Lease) -> None:
+        """Renew ``lease`` from now on."""
+        with self._changed:
+            self._leases.add(lease)
+            self._changed.notify_all()
+            self._start()
+
+    def watches(self, lease: Lease) -> bool:
+        """Whether ``lease`` is renewed."""
+        return lease in self._leases
+
+    def forget(self, lease: Lease) -> None:
+        """Renew ``lease`` no more."""
+        with self._changed:
+            self._leases.discard(lease)
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        if self._thread is not None or self._stopping:
+            return
+        if not self._hooked and hasattr(os, "register_at_fork"):
+            # Registered late, so that it comes before the hooks of the stores: this thread must not wait for theirs.
+            self._hooked = True
+            os.register_at_fork(before=self._stop, after_in_parent=self._go_on)
+        thread = threading.Thread(target=self._keep, name="sagaspan-lease", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is shutting down; what is claimed now has a lease of its own
+            return
+        self._thread = thread
+
+    def _keep(self) -> None:
+        while leases := self._wait():
+            for lease in leases:
+                lease.beat()
+
+    def _wait(self) -> list[Lease]:
+        """Wait for the next beat; empty if nothing is open any more, and this thread ends."""
+        with self._changed:
+            due = time.monotonic() + min((lease.pause for lease in self._leases), default=0.0)
+            while (left := due - time.monotonic()) > 0 and self._leases and not self._stopping:
+                self._changed.wait(left)
+                due = min(due, time.monotonic() + min((lease.pause for lease in self._leases), default=0.0))
+            if self._stopping or self._nothing_open():
+                self._thread = None
+                return []
+            return list(self._leases)
+
+    def _nothing_open(self) -> bool:
+        if owner.holding() and self._leases:
+            return False
+        # The leases lapse before we look again: who holds something after that finds his lapsed, and renews it.
+        for lease in self._leases:
+            lease.lapse()
+        if owner.holding() and self._leases:
+            return False
+        self._leases.clear()
+        return True
+
+    # -- around a fork: a child has none of its parent's threads, and must not inherit what they were holding --------
+
+    def _stop(self) -> None:
+        with self._changed:
+            thread, self._stopping = self._thread, True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(HURRY_SECONDS)
+
+    def _go_on(self) -> None:
+        with self._changed:
+            self._stopping = False
+            if self._leases:
+                self._start()
+
+    def begin_again(self) -> None:
+        """A forked child watches nothing yet."""
+        self._leases = set()
+        self._changed = threading.Condition()
+        self._thread = None
+        self._stopping = False
+        for lease in _all:
+            lease.begin_again()
+
+
+_keeper: Final = _Keeper()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keeper.begin_again)
+
+
+def _seconds() -> float:
+    given = os.environ.get(VARIABLE)
+    try:
+        seconds = LEASE_SECONDS if given is None else float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0.3 <= seconds <= 3600:
+        raise ConfigurationError(f"{VARIABLE}={given} is no number of seconds between 0.3 and 3600")
+    return seconds

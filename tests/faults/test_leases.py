@@ -1,0 +1,357 @@
+"""Leases: who answers for what, from when to when, and what a process may still do that was away for too long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sagaspan import ConfigurationError, Guard, OutcomeUnknown
+from tests.conftest import PREAMBLE, Worker
+
+TTL = 0.6
+
+# Of another container on this machine: the boot is ours, but nothing is proved about its processes.
+CONTAINER = """
+from sagaspan import _owner
+_owner._pid_namespace = lambda: "elsewhere"
+"""
+# Of another machine, or of an earlier boot.
+MACHINE = """
+from sagaspan import _owner
+_owner._boot_id = lambda: "another-boot"
+"""
+SKEWED = """
+_true_time = time.time_ns
+time.time_ns = lambda: _true_time() + {hours} * 3600 * 10**9
+"""
+# Works in a run until it is told to stop: "step", then "end".
+SLOW = """
+@guard.tool(key="n")
+def act(n):
+    effect(f"act-{n}")
+    print("in", flush=True)
+    sys.stdin.readline()
+    return f"late-{n}"
+@guard.tool(effect="write")
+def more():
+    effect("more")
+try:
+    with guard.run("job", id="a", on_interrupt="hold"):
+        print(act(1), flush=True)
+        more()
+except Exception as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", str(TTL))
+
+
+@pytest.fixture
+def start(worker: Worker) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Start a process that has printed "in", and take it away in the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str) -> subprocess.Popen[str]:
+        process = worker.start(script)
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line == "in\n", (line, process.poll() is not None and process.stderr and process.stderr.read())
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _rows(tmp_path: Path, query: str, *values: Any) -> list[Any]:
+    connection = sqlite3.connect(tmp_path / "ledger.db")
+    try:
+        return connection.execute(query, values).fetchall()
+    finally:
+        connection.close()
+
+
+def _until(condition: Callable[[], Any], seconds: float = 10) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+    return value
+
+
+def _lease_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "sagaspan-lease"]
+
+
+# -- renewing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_pays_no_statement_for_its_lease(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
+    """While the lease is fresh, every call makes the same statements, and none of them is about it."""
+    monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", "600")
+    with Guard(store_url) as guard:
+        tool = guard.tool("act", effect="write")(lambda n: n)
+        with guard.run(id="a"):
+            tool(0)
+            statements: list[str] = []
+            guard._store._connection.set_trace_callback(statements.append)  # type: ignore[attr-defined]
+            tool(1)
+            one = len(statements)
+            for n in range(2, 52):
+                tool(n)
+    assert not [statement for statement in statements if "owners" in statement]
+    assert one * 51 <= len(statements) < one * 51 + 10  # and the end of the run
+
+
+def test_the_lease_is_renewed_while_something_is_open(guard: Guard, store_url: str, tmp_path: Path) -> None:
+    """One thread for all guards of the process renews it until nothing is open, and then ends."""
+    with Guard(store_url) as other, guard.run(id="a"), other.run(id="b"):
+        assert len(_lease_threads()) == 1
+        (first,) = _rows(tmp_path, "select owner, until_us, beats from owners")
+        _until(lambda: _rows(tmp_path, "select beats from owners")[0][0] >= first[2] + 4)
+        ((owner, until, _),) = _rows(tmp_path, "select owner, until_us, beats from owners")
+        assert (owner, until > first[1]) == (first[0], True)
+    _until(lambda: not _lease_threads())
+    with guard.run(id="c"):
+        assert len(_lease_threads()) == 1
+        assert _rows(tmp_path, "select until_us > ? from owners", time.time_ns() // 1000) == [(1,)]
+
+
+def test_a_lease_that_ran_out_is_renewed_before_the_next_claim(guard: Guard, tmp_path: Path) -> None:
+    """What begins after a pause is covered again before it is on disk."""
+    tool = guard.tool("act")(lambda: _rows(tmp_path, "select until_us > ? from owners", time.time_ns() // 1000))
+    with guard.run(id="a"):
+        pass
+    time.sleep(TTL * 1.5)
+    with guard.run(id="b"):
+        assert tool() == [(1,)]
+
+
+def test_no_claim_is_on_disk_without_its_lease(worker: Worker, tmp_path: Path) -> None:
+    """A crash between the lease and what it covers leaves a lease of nothing; the work is done once, by the next."""
+    script = """
+    from sagaspan.stores.sqlite import SqliteStore
+    renew = SqliteStore.renew
+    def renew_and_die(self, lease):
+        if "BEFORE" in os.environ:
+            die()
+        renew(self, lease)
+        if "AFTER" in os.environ:
+            die()
+    SqliteStore.renew = renew_and_die
+    @guard.tool(effect="write")
+    def act(): effect("act")
+    with guard.run(id="a"):
+        act()
+    """
+    for point in ("BEFORE", "AFTER"):
+        assert worker.run(script, **{point: "1"}).returncode == -9
+        assert _rows(tmp_path, "select count(*) from runs") == [(0,)]
+    assert _rows(tmp_path, "select count(*) from owners") == [(1,)]
+    assert worker.run(script).returncode == 0
+    assert worker.effects == ["act"]
+    uncovered = "select count(*) from runs where owner not in (select owner from owners)"
+    assert _rows(tmp_path, uncovered) == [(0,)]
+
+
+def test_the_thread_does_not_keep_the_interpreter_alive(worker: Worker) -> None:
+    """A program that ends in the middle of a run ends at once."""
+    started = time.monotonic()
+    process = worker.start("guard.run(id='a').__enter__()\nprint(threading.active_count())")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "2\n"), err
+    assert time.monotonic() - started < 15
+
+
+def test_a_forked_child_answers_for_itself(worker: Worker, tmp_path: Path) -> None:
+    """It has a lease and a thread of its own, the parent keeps its; no warning of threads that would be lost."""
+    done = worker.start("""
+    import warnings
+    warnings.simplefilter("error")
+    @guard.tool(key="n")
+    def act(n): return os.getpid()
+    with guard.run(id="parent"):
+        act(0)
+        for n in range(1, 6):
+            pid = os.fork()
+            if pid == 0:
+                assert [t.name for t in threading.enumerate()] == ["MainThread"]
+                with guard.run(id=f"child-{n}", nested=False):
+                    assert act(n) == os.getpid()
+                    assert "sagaspan-lease" in [t.name for t in threading.enumerate()]
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        assert "sagaspan-lease" in [t.name for t in threading.enumerate()]
+        act(6)
+    print("well")
+    """)
+    out, err = done.communicate(timeout=30)
+    assert out == "well\n", err
+    assert _rows(tmp_path, "select count(*) from owners") == [(6,)]
+
+
+def test_a_spawned_child_answers_for_itself(tmp_path: Path, store_url: str) -> None:
+    """Nothing of the parent's lease reaches it."""
+    (tmp_path / "spawning.py").write_text("""
+import multiprocessing, os, sys
+from sagaspan import Guard
+def work(url):
+    with Guard(url) as guard, guard.run(id=f"child-{os.getpid()}"):
+        guard.tool("act")(lambda: 1)()
+if __name__ == "__main__":
+    with Guard(sys.argv[1]) as guard, guard.run(id="parent"):
+        context = multiprocessing.get_context("spawn")
+        children = [context.Process(target=work, args=(sys.argv[1],)) for _ in range(2)]
+        for child in children: child.start()
+        for child in children: child.join()
+        print([child.exitcode for child in children])
+""")
+    done = subprocess.run([sys.executable, "spawning.py", store_url], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[0, 0]\n", done.stderr
+    assert _rows(tmp_path, "select count(*) from owners") == [(3,)]
+
+
+def test_what_could_not_be_settled_is_tried_again(guard: Guard, tmp_path: Path) -> None:
+    """A settle that met a full disk is saved by the lease thread once there is room, without another call."""
+
+    def fill(pages: int) -> None:
+        guard._store._connection.execute(f"pragma max_page_count = {pages}")  # type: ignore[attr-defined]
+
+    def act() -> str:
+        ((pages,),) = guard._store._connection.execute("pragma page_count").fetchall()  # type: ignore[attr-defined]
+        fill(pages)
+        return "x" * 9_000_000  # more than the file has free inside
+
+    with guard.run(id="a"):
+        assert len(guard.tool("act", effect="write")(act)()) == 9_000_000
+        time.sleep(TTL)
+        assert _rows(tmp_path, "select state from calls") == [("running",)]
+        fill(2**30)
+        _until(lambda: _rows(tmp_path, "select state from calls") == [("done",)])
+
+
+def test_old_leases_are_forgotten(guard: Guard, store_url: str, tmp_path: Path) -> None:
+    """A lease that ended a day ago goes, unless it still covers something open."""
+    with guard.run(id="a"):
+        pass
+    connection = sqlite3.connect(tmp_path / "ledger.db")
+    for owner in ("gone", "open"):
+        connection.execute("insert into owners values (?, 0, 1, 1, 1, 1)", (owner,))
+    connection.execute("update runs set state = 'running', owner = 'open'")
+    connection.commit()
+    connection.close()
+    with Guard(store_url) as other, other.run(id="b"):
+        owners = {owner for (owner,) in _rows(tmp_path, "select owner from owners")}
+    assert "open" in owners
+    assert "gone" not in owners
+
+
+@pytest.mark.parametrize("seconds", ["0", "nan", "soon", "-1", "1e9"])
+def test_a_lease_of_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, store_url: str, seconds: str) -> None:
+    """The variable holds a number of seconds that makes sense."""
+    monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", seconds)
+    with pytest.raises(ConfigurationError, match="SAGASPAN_LEASE_SECONDS"):
+        Guard(store_url)
+
+
+# -- judging -------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_stopped_past_its_lease_is_fenced(guard: Guard, worker: Worker, start: Any, tmp_path: Path) -> None:
+    """Taken over while it was stopped, it may write nothing when it goes on; its late result is evidence."""
+    slow = start(CONTAINER + SLOW)
+    same = guard.tool("act", key="n", timeout=5)(lambda n: pytest.fail("ran"))
+    assert not guard.recover()  # it renews its lease
+    os.kill(slow.pid, signal.SIGSTOP)
+    with pytest.raises(OutcomeUnknown):  # waits for the lease, then it is in doubt
+        same(1)
+    report = guard.recover()
+    assert [run.id for run in (*report.held, *report.needs_human)] == ["a"]
+    before = _rows(tmp_path, "select state, epoch, version from runs where id = 'a'")
+    assert before[0][:2] == ("held", 2)
+    os.kill(slow.pid, signal.SIGCONT)
+    out, err = slow.communicate("\n", timeout=20)
+    assert out.split()[0] == "late-1", err  # who called it there has it
+    assert out.split()[1] in ("RunClosed", "StoreUnavailable")
+    assert _rows(tmp_path, "select state, epoch, version from runs where id = 'a'") == before
+    assert same(1) == "late-1"
+    assert worker.effects == ["act-1"]
+    history = guard._store.audit_of("default", "a")
+    assert [row.detail for row in history if row.to_state == "done"] == ["late result"]
+
+
+def test_a_live_process_of_this_host_is_never_taken_over(guard: Guard, start: Any) -> None:
+    """Stopped past its lease, but there: neither its run nor its call is judged."""
+    slow = start(SLOW)
+    os.kill(slow.pid, signal.SIGSTOP)
+    time.sleep(TTL * 2)
+    assert not guard.recover()
+    os.kill(slow.pid, signal.SIGCONT)
+    out, _ = slow.communicate("\n", timeout=20)
+    assert out == "late-1\n"
+    assert guard.runs.get("a").status == "completed"
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("place", [CONTAINER, MACHINE], ids=["container", "machine"])
+def test_clocks_that_differ_take_nobody_over_early(guard: Guard, start: Any, place: str, hours: int) -> None:
+    """An owner whose clock is an hour off is left alone while it renews, and recovered once it does not."""
+    slow = start(SKEWED.format(hours=hours) + place + SLOW)
+    for _ in range(3):
+        assert not guard.recover()
+        time.sleep(TTL)
+    slow.kill()
+    slow.communicate()
+    report = _until(lambda: guard.recover())
+    assert [run.id for run in report.needs_human] == ["a"]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("place", [CONTAINER, MACHINE], ids=["container", "machine"])
+def test_a_recoverer_whose_clock_is_off_takes_nobody_over_early(
+    start: Any, worker: Worker, place: str, hours: int
+) -> None:
+    """Neither does its own clock mislead it."""
+    slow = start(place + SLOW)
+    done = worker.run(SKEWED.format(hours=hours) + f"time.sleep({TTL})\nprint(bool(guard.recover()))")
+    assert done.stdout == "False\n", done.stderr
+    out, _ = slow.communicate("\n", timeout=20)
+    assert out == "late-1\n"
+
+
+def test_a_real_container_is_judged_by_its_lease(guard: Guard, worker: Worker, tmp_path: Path) -> None:
+    """In a real pid namespace of its own: left alone while it renews, in doubt once it is killed."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    try:
+        subprocess.run([*unshare, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no namespaces here")
+    process = subprocess.Popen(
+        [*unshare, sys.executable, "-c", PREAMBLE + SLOW],
+        env={**os.environ, "TEST_STORE": worker.store_url, "TEST_EFFECTS": str(worker.effects_file)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    time.sleep(TTL * 2)
+    assert not guard.recover()
+    process.kill()
+    process.communicate()
+    report = _until(lambda: guard.recover())
+    assert [run.id for run in report.needs_human] == ["a"]
+    assert _rows(tmp_path, "select count(*) from calls where state = 'unknown'") == [(1,)]
