@@ -47,23 +47,12 @@ def emit_line(data: Any) -> None:
     sys.stdout.flush()
 
 
-def emit_records(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows as a table, or, where that would be too wide to read, each as a list of its columns."""
-    width = sum(
-        max([len(name), *(min(len(_cell(row[at])), 20) for row in rows)]) + 2 for at, name in enumerate(columns)
-    )
-    if width <= console().width:
-        emit_table(columns, rows)
-        return
-    longest = max(map(len, columns))
-    for number, row in enumerate(rows, 1):
-        say(f"-- row {number}", "dim")
-        for name, value in zip(columns, row, strict=True):
-            say(f"{name:<{longest}}  {_cell(value)}")
-
-
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table; known states are coloured."""
+    """Print a table, or, where that would be too wide to read, each row as a list of its columns."""
+    rows = list(rows)
+    if _readable_width(columns, rows) > console().width:
+        _emit_lists(columns, rows, title)
+        return
     from rich.table import Table
     from rich.text import Text
 
@@ -76,6 +65,26 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
     for row in rows:
         table.add_row(*(Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row))
     _print_table(table)
+
+
+def _readable_width(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
+    """What a table needs: what people copy in one piece, and 16 characters of any other cell that has as many."""
+
+    def width(at: int, column: str) -> int:
+        longest = max((len(_cell(row[at])) for row in rows), default=0)
+        return max(len(column), longest if column in _WHOLE else min(longest, 16)) + 2
+
+    return sum(width(at, column) for at, column in enumerate(columns))
+
+
+def _emit_lists(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
+    if title:
+        say(title, "italic")
+    longest = max(map(len, columns))
+    for row in rows:
+        for name, value in zip(columns, row, strict=True):
+            say(f"{name:<{longest}}  {_cell(value)}", _STYLES.get(str(value), ""))
+        say("")
 
 
 def _print_table(table: Any) -> None:

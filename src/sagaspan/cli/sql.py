@@ -8,7 +8,7 @@ import io
 import click
 
 from sagaspan.cli._options import Settings, common_options, pass_settings
-from sagaspan.cli._render import emit_json, emit_records, say
+from sagaspan.cli._render import emit_json, emit_table, say
 
 
 @click.command()
@@ -33,7 +33,7 @@ def sql(settings: Settings, query: str, form: str | None, timeout: float, max_ro
     elif form == "csv":
         click.echo(_csv(table.columns, table.rows), nl=False)
     else:
-        emit_records(table.columns, table.rows)
+        emit_table(table.columns, table.rows)
         say(f"({len(table.rows)} rows{', cut by --max-rows' if table.truncated else ''})", "dim")
 
 
