@@ -7,6 +7,7 @@ fenced should it come back. What needs a tool that this process does not have is
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._endings import Ending
 from sagaspan._engine import SESSION
-from sagaspan._rollback import UNDO_KEY, Steps, steps_of, undo_scope
+from sagaspan._rollback import UNDO_KEY, Steps, Undone, steps_of, undo_scope
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.ledger import transitions
 from sagaspan.ledger.judgement import LOST, Verdict
@@ -41,6 +42,7 @@ from sagaspan.policy import Retry
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
+_log = logging.getLogger("sagaspan")
 ATTEMPTS: Final = 8
 """How often a compensation is tried in all, before it is left to a person."""
 
@@ -78,11 +80,15 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lost:
-    """A run without its process: what is known of that, and whether it is to be undone."""
+    """A run without its process: what is known of that, and whether it is to be undone.
+
+    ``inside`` are the runs nested in it that were lost with it, newest first: they are taken with it, by one worker.
+    """
 
     run: RunRecord
     verdict: Verdict
     undo: bool
+    inside: tuple[_Lost, ...] = ()
 
 
 class Recoverer:
@@ -115,9 +121,8 @@ class Recoverer:
         for lost in await self._backend.io(self._find, age_us):
             if self._stop() or (limit is not None and sum(len(found.get(name, ())) for name in _ACTED) >= limit):
                 break
-            outcome = await (self._foresee(lost) if dry_run else self._act(lost))
-            if outcome is not None:
-                info = await self._backend.io(self._info, lost.run)
+            for run, outcome in await (self._foresee(lost) if dry_run else self._act(lost)):
+                info = await self._backend.io(self._info, run)
                 found.setdefault(outcome, []).append(info)
                 self._progress(info, outcome)
         in_doubt = await self._calls_in_doubt(age_us, dry_run=dry_run)
@@ -126,18 +131,25 @@ class Recoverer:
     # -- what there is -----------------------------------------------------------------------------------------
 
     def _find(self, age_us: int) -> list[_Lost]:
-        """Runs to act on, newest first: a nested run before the one it is in."""
+        """Runs to act on. One nested in a run that goes on is left until that one is over: it may yet undo it."""
         mine = [run for run in self._store.unfinished_runs() if run.namespace == self._engine.namespace]
-        lost = [(run, self._engine.judge.verdict(run.owner, saga.token(self._store, run))) for run in mine]
-        dead = {run.id: run for run, verdict in lost if verdict is not Verdict.ALIVE}
-        return [
-            *(
-                _Lost(run=run, verdict=verdict, undo=_is_undone(run, dead))
-                for run, verdict in lost
-                if run.id in dead and self._is_old(run, age_us)
-            ),
-            *(_Lost(run=run, verdict=Verdict.DEAD, undo=True) for run in self._left_behind()),
+        verdicts = {run.id: self._engine.judge.verdict(run.owner, saga.token(self._store, run)) for run in mine}
+        open_ids = set(verdicts)
+        lost = [
+            self._lost(run, mine, verdicts, undo=_is_undone(run))
+            for run in mine
+            if verdicts[run.id] is not Verdict.ALIVE and run.parent_id not in open_ids and self._is_old(run, age_us)
         ]
+        return [*lost, *(_Lost(run=run, verdict=Verdict.DEAD, undo=True) for run in self._left_behind())]
+
+    def _lost(self, run: RunRecord, mine: list[RunRecord], verdicts: dict[str, Verdict], *, undo: bool) -> _Lost:
+        """``run`` with what is nested in it, which is undone if it is: as the outermost one says."""
+        inside = tuple(
+            self._lost(inner, mine, verdicts, undo=undo)
+            for inner in mine
+            if inner.parent_id == run.id and verdicts[inner.id] is not Verdict.ALIVE
+        )
+        return _Lost(run=run, verdict=verdicts[run.id], undo=undo, inside=inside)
 
     def _left_behind(self) -> Iterator[RunRecord]:
         """Runs that nobody is inside of and that go on by themselves: a doubt is over, an undo is tried again."""
@@ -180,62 +192,78 @@ class Recoverer:
 
     # -- what becomes of it -----------------------------------------------------------------------------------
 
-    async def _act(self, lost: _Lost) -> str | None:
-        """Do what is due to a run; returns the list it goes to, or None if somebody else has it, or nothing is due."""
-        try:
-            if lost.run.state is RunState.RUNNING:
-                return await self._end_running(lost)
-            if lost.run.state is RunState.HELD:
-                return await self._end_held(lost.run)
-            return await self._go_on_undoing(lost.run)
-        except StoreUnavailable:
-            current = await self._backend.io(self._store.get_run, lost.run.namespace, lost.run.id)
-            if current is not None and current.epoch > lost.run.epoch + 1:
-                return None  # another worker took it from us
-            raise
+    async def _act(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
+        """Do what is due to a run; returns it and those inside it, each with the list it goes to.
 
-    async def _end_running(self, lost: _Lost) -> str | None:
+        Empty if somebody else has it, or nothing is due.
+        """
         run = lost.run
-        if run.name == SESSION:
-            if lost.verdict is Verdict.DEAD:  # one that is only expired may come back, and go on in it
-                await self._backend.io(self._end_session, run)
-            return None
+        try:
+            if run.state is RunState.HELD:
+                outcome = await self._end_held(run)
+            elif run.state is RunState.PARTIALLY_COMPENSATED:
+                outcome = await self._undo_again(run)
+            elif run.name == SESSION:
+                if lost.verdict is Verdict.DEAD:  # one that is only expired may come back, and go on in it
+                    await self._backend.io(self._end_session, run)
+                return []
+            else:
+                return await self._take(lost)
+        except StoreUnavailable as error:
+            await self._backend.io(self._store.get_run, run.namespace, run.id)  # raises if it really is
+            _log.warning("run %r was left to another worker: %s", run.id, error)
+            return []
+        return [] if outcome is None else [(run, outcome)]
+
+    async def _take(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
+        run = lost.run
         if lost.undo and await self._backend.io(self._lacks, run):
-            return "queued"
+            return [(one.run, "queued") for one in _all_of(lost)]
         taken = await saga.take_over(self._engine, run, LOST[lost.verdict], self._backend)
         if taken is None:
-            return None
+            return []
         try:
-            for call in await self._backend.io(self._store.calls_of, run.namespace, run.id):
-                if call.state is CallState.RUNNING and call.phase is Phase.FORWARD:
-                    await self._engine.resolve_in_doubt(call, self._backend)
-            unresolved, _ = await saga.unresolved_of(self._engine, taken, self._backend)
-            undo = lost.undo and not unresolved
-            # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
-            reason = "unresolved" if unresolved and not lost.undo else "interrupted"
-            after, undone = await saga.leave(
-                self._engine,
-                taken,
-                Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason),
-                error=LOST[lost.verdict],
-                output=None,
-                backend=self._backend,
-                span=self._engine.no_span,
-            )
+            inside = [done for inner in lost.inside for done in await self._act(inner)]
+            outcome = await (self._finish(taken) if run.state is RunState.COMPENSATING else self._end(taken, lost))
         finally:
             owner.drop(saga.token(self._store, run))
+        return [*inside, (run, outcome)]
+
+    async def _finish(self, taken: RunRecord) -> str:
+        """Go on with a rollback that died."""
+        left = self._not_due(await self._backend.io(steps_of, self._store, taken))
+        after, undone = await saga.roll_back(
+            self._engine, taken, backend=self._backend, span=self._engine.no_span, again=_ONCE, left=left
+        )
+        return await self._outcome(after, undone)
+
+    async def _end(self, taken: RunRecord, lost: _Lost) -> str:
+        """End a run that was interrupted, as its ``on_interrupt`` says."""
+        for call in await self._backend.io(self._store.calls_of, taken.namespace, taken.id):
+            if call.state is CallState.RUNNING and call.phase is Phase.FORWARD:
+                await self._engine.resolve_in_doubt(call, self._backend)
+        unresolved, _ = await saga.unresolved_of(self._engine, taken, self._backend)
+        undo = lost.undo and not unresolved
+        # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
+        reason = "unresolved" if unresolved and not lost.undo else "interrupted"
+        ending = Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason)
+        after, undone = await saga.leave(
+            self._engine, taken, ending, error=LOST[lost.verdict], output=None, backend=self._backend,
+            span=self._engine.no_span,
+        )  # fmt: skip
         if undone is None:
             return "needs_human" if unresolved else "held"
-        return "queued" if undone.queued else await self._outcome(after)
+        return await self._outcome(after, undone)
 
     async def _end_held(self, run: RunRecord) -> str | None:
         """Undo a run that was held for a doubt, once that is over."""
         unresolved, _ = await saga.unresolved_of(self._engine, run, self._backend)
         if unresolved:
             return None  # it was reported when it was held; ``sagaspan status`` shows it
-        return await self._go_on_undoing(run)
+        return await self._undo_again(run)
 
-    async def _go_on_undoing(self, run: RunRecord) -> str | None:
+    async def _undo_again(self, run: RunRecord) -> str | None:
+        """Undo what is due of a run that nobody is inside of."""
         steps = await self._backend.io(steps_of, self._store, run)
         left = await self._backend.io(self._not_due, steps)
         due = [step for step in steps.undoable if step.id not in left]
@@ -244,12 +272,12 @@ class Recoverer:
         if due and self._engine.find_compensation(due[0]) is None:
             return "queued"
         ended = await saga.take_and_roll_back(self._engine, run, self._backend, again=_ONCE, left=left)
-        if ended is None:
-            return None
-        return "queued" if ended[1].queued else await self._outcome(ended[0])
+        return None if ended is None else await self._outcome(*ended)
 
-    async def _outcome(self, run: RunRecord) -> str:
+    async def _outcome(self, run: RunRecord, undone: Undone) -> str:
         """The list of a run that was rolled back as far as it goes now."""
+        if undone.queued:
+            return "queued"
         if run.state is not RunState.PARTIALLY_COMPENSATED:
             return "compensated"
         return await self._tried_later(await self._backend.io(steps_of, self._store, run)) or "needs_human"
@@ -259,11 +287,14 @@ class Recoverer:
         again = [await self._backend.io(self._due_us, step) for step in failed]
         return "waiting" if any(due is not None for due in again) else None
 
-    async def _foresee(self, lost: _Lost) -> str | None:
-        """The list a run would go to, without doing anything."""
+    async def _foresee(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
+        """What ``_act`` would return, without doing anything."""
+        inside = [done for inner in lost.inside for done in await self._foresee(inner)]
+        outcome = None if lost.run.name == SESSION else await self._foreseen(lost)
+        return inside if outcome is None else [*inside, (lost.run, outcome)]
+
+    async def _foreseen(self, lost: _Lost) -> str | None:
         run = lost.run
-        if run.name == SESSION:
-            return None
         steps = await self._backend.io(steps_of, self._store, run)
         if steps.unresolved and run.state is not RunState.COMPENSATING:
             return None if run.state is RunState.HELD else "needs_human"
@@ -285,9 +316,12 @@ class Recoverer:
         self._store.commit([RunChange(after, audit, run.version)], synced=False)
 
     def _lacks(self, run: RunRecord) -> bool:
-        """Whether this process cannot undo all of a run: then it does not begin, so that another one does it whole."""
-        steps = steps_of(self._store, run)
-        return any(self._engine.find_compensation(step) is None for step in steps.undoable)
+        """Whether this process cannot undo all of a run: then it does not begin, so that another one does it whole.
+
+        What was begun goes on as far as it can.
+        """
+        missing = [self._engine.find_compensation(step) is None for step in steps_of(self._store, run).undoable]
+        return any(missing[:1] if run.state is RunState.COMPENSATING else missing)
 
     def _not_due(self, steps: Steps) -> set[str]:
         """The steps that could not be undone and are not tried again, or not yet."""
@@ -328,10 +362,13 @@ def next_attempt_us(undo: CallRecord) -> int | None:
     return due if max(due, now_us()) <= undo.created_us + PATIENCE_US else None
 
 
-def _is_undone(run: RunRecord, dead: dict[str, RunRecord]) -> bool:
-    """Whether an interrupted run is undone: as the outermost run says that was interrupted with it."""
-    while run.parent_id in dead:
-        run = dead[run.parent_id]
+def _all_of(lost: _Lost) -> Iterator[_Lost]:
+    for inner in lost.inside:
+        yield from _all_of(inner)
+    yield lost
+
+
+def _is_undone(run: RunRecord) -> bool:
     return run.state is RunState.COMPENSATING or run.on_interrupt == "compensate"
 
 

@@ -25,6 +25,7 @@ from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, run_attempts
+from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, call_info
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
@@ -140,12 +141,14 @@ class Rollback:
         store: Store,
         run: RunRecord,
         *,
+        judge: Judge,
         find: FindCompensation,
         tracer: Tracer,
         parent: Span,
         backend: Backend,
         again: Retry = PATIENT,
     ) -> None:
+        self._judge = judge
         self._again = again
         self._store = store
         self._run = run
@@ -169,14 +172,14 @@ class Rollback:
 
     async def _undo(self, step: CallRecord, compensation: Compensation) -> CallRecord:
         retry = self._again if step.state is CallState.COMPENSATION_FAILED else PATIENT
-        step = await self._move(step, CallEvent.COMPENSATE)
         lost = _lost(call_info(step), compensation)
         if lost is not None:
+            step = await self._move(step, CallEvent.COMPENSATE)
             missing = f"{compensation.name!r} asks for {lost!r}, which could not be recorded"
             return await self._move(step, CallEvent.COMPENSATION_FAILED, detail=missing)
         span = self._span(step, compensation)
         call = self._call(step, compensation, span)
-        record = await self._backend.io(self._claim, call, step)
+        step, record = await self._backend.io(self._claim, call, step)
         executed = record.state is not CallState.DONE  # else undone before a crash, and only not noted on the step
         ended, attempts = await self._run_body(call, record, retry) if executed else (Ended(state=CallState.DONE), 0)
         spans.end(
@@ -200,28 +203,52 @@ class Rollback:
 
     def _save(self, *changes: CallChange) -> None:
         if not self._store.commit(changes, synced=True):
-            raise StoreUnavailable(
-                f"the rollback of run {self._run.id!r} was taken over by another worker; this one changes nothing more"
-            )
+            raise self._taken_over()
 
-    def _claim(self, call: Call, step: CallRecord) -> CallRecord:
-        """The compensation's record, claimed; on disk before its body starts, as for every call."""
+    def _taken_over(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the rollback of run {self._run.id!r} was taken over by another worker; this one changes nothing more"
+        )
+
+    def _claim(self, call: Call, step: CallRecord) -> tuple[CallRecord, CallRecord]:
+        """The step, ``compensating``, and what undoes it, claimed: on disk before its body starts, as for every call.
+
+        In one commit, so that of two rollbacks that meet at a step one is refused before it runs anything. What is done
+        already is returned as it is; what ``_run_body`` is to run is held.
+        """
         existing = self._store.find_call(call.run.namespace, call.key.scope, call.tool.name, call.key.value)
+        after, audit = transitions.move_call(step, CallEvent.COMPENSATE, now_us())
+        compensating = CallChange(after, audit, step.version)
+        if existing is not None and existing.state is CallState.DONE:
+            self._save(compensating)
+            return after, existing
+        record, changes = self._claimed(call, step, existing)
+        owner.hold(record.id)
+        try:
+            self._save(compensating, *changes)
+        except BaseException:
+            owner.drop(record.id)
+            raise
+        return after, record
+
+    def _claimed(
+        self, call: Call, step: CallRecord, existing: CallRecord | None
+    ) -> tuple[CallRecord, list[CallChange]]:
         if existing is None:
             record, audit = transitions.open_call(_compensation_record(call, step))
-            self._save(CallChange(record, audit))
-            return record
-        if existing.state is CallState.DONE:
-            return existing
+            return record, [CallChange(record, audit)]
+        changes = []
         if existing.state is CallState.RUNNING:
-            lost, audit = transitions.move_call(existing, CallEvent.LOSE, now_us(), detail="its process died")
-            self._save(CallChange(lost, audit, existing.version))
+            verdict = self._judge.verdict(existing.owner, existing.id)
+            if verdict is Verdict.ALIVE:
+                raise self._taken_over()
+            lost, audit = transitions.move_call(existing, CallEvent.LOSE, now_us(), detail=LOST[verdict])
+            changes.append(CallChange(lost, audit, existing.version))
             existing = lost
         record, audit = transitions.claim_again(
             existing, owner=owner.this_process(), now_us=now_us(), traceparent=spans.traceparent_of(call.span)
         )
-        self._save(CallChange(record, audit, existing.version))
-        return record
+        return record, [*changes, CallChange(record, audit, existing.version)]
 
     async def _close(self, step: CallRecord, record: CallRecord, ended: Ended) -> CallRecord:
         """The compensation's end and its step's, in one commit: they cannot disagree after a crash."""
@@ -295,7 +322,6 @@ class Rollback:
                 raise TimeoutError(f"the compensation {call.tool.name!r} did not succeed within {PATIENCE_SECONDS:g} s")
             more += 1
 
-        owner.hold(record.id)
         try:
             ended = await run_attempts(call, retry=retry, next_attempt=next_attempt, late=lambda _: None)
         finally:

@@ -207,8 +207,8 @@ async def leave(
 def rollback_of(engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry = PATIENT) -> Rollback:
     """What undoes steps of ``run`` with the compensations of ``engine``."""
     return Rollback(
-        engine.store, run, find=engine.find_compensation, tracer=engine.tracer, parent=span, backend=backend,
-        again=again,
+        engine.store, run, judge=engine.judge, find=engine.find_compensation, tracer=engine.tracer, parent=span,
+        backend=backend, again=again,
     )  # fmt: skip
 
 
@@ -280,8 +280,9 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend) 
 
     Whoever was inside is fenced from here on. The caller drops the run's ``token``.
     """
+    event = RunEvent.COMPENSATE if run.state is RunState.COMPENSATING else RunEvent.RESUME
     after, audit = transitions.move_run(
-        run, RunEvent.RESUME, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1
+        run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1
     )
     return after if await _commit_held(engine, RunChange(after, audit, run.version), backend) else None
 

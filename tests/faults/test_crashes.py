@@ -113,7 +113,7 @@ def test_the_points_are_all_there_are(worker: Worker) -> None:
     assert _words(worker.run(JOB).stdout) == ["None", "completed", str(COMMITS)]
 
 
-UNDO_COMMITS = 16
+UNDO_COMMITS = 14
 UNDO_POINTS = [f"{side} {n}" for n in range(8, UNDO_COMMITS + 1) for side in ("before", "after")]
 
 
