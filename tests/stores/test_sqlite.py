@@ -361,34 +361,3 @@ def test_what_is_refused_of_a_batch_does_not_touch_the_others(guard: Guard) -> N
         for thread in work:
             thread.join()
     assert sorted(ran) == list(range(40))
-
-
-def test_a_child_forked_in_the_middle_of_a_write_goes_on(store_url: str) -> None:
-    """Neither the lock nor the waiting writes of the parent's other threads are the child's."""
-    code = """
-import os, sys, threading
-from sagaspan import Guard
-guard = Guard(sys.argv[1])
-tool = guard.tool("pay", effect="write", key="order")(lambda order: order)
-stop = threading.Event()
-def work(first):
-    number = first
-    while not stop.is_set():
-        tool(f"{first}-{number}"); number += 1
-threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-for thread in threads: thread.start()
-codes = []
-for child in range(10):
-    pid = os.fork()
-    if pid == 0:
-        tool(f"child-{child}")
-        os._exit(0)
-    codes.append(os.waitpid(pid, 0)[1])
-stop.set()
-for thread in threads: thread.join()
-print(codes)
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, store_url], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.strip() == str([0] * 10), done.stderr
