@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,49 @@ def test_a_dead_process_is_seen_at_once(sagaspan: Sagaspan, home: Path) -> None:
         ("run", "dead-1"),
         ("call", "pay"),
     }
+    nexts = {item["kind"]: item["next"] for item in answer.json}
+    assert nexts["run"] == "sagaspan recover --app MODULE:GUARD"
+    assert nexts["call"].startswith("sagaspan calls resolve ")
+    assert all("of this host, which died (last sign of life " in item["why"] for item in answer.json)
+    shown = sagaspan("show", "dead-1").out
+    assert "which died" in shown.split("held by")[1].splitlines()[0]
+    assert "sagaspan recover --app MODULE:GUARD" in shown
+
+
+WORKS_ELSEWHERE = """
+import os, sys
+from sagaspan import Guard, _owner
+_owner._pid_namespace = lambda: "elsewhere"
+guard = Guard()
+@guard.tool(effect="write")
+def pay():
+    print("in", flush=True)
+    sys.stdin.readline()
+with guard.run("trip", id="far-1"): pay()
+"""
+
+
+def test_who_holds_what_goes_on(sagaspan: Sagaspan, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of another container is shown with its lease; once that is over it needs a recovery."""
+    monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", "1")
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKS_ELSEWHERE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    held = sagaspan("show", "far-1").out.split("held by")[1].splitlines()[0]
+    assert f"process {process.pid} of another container, alive, lease until" in held
+    assert sagaspan("status").code == 0
+    call = sagaspan("calls", "list", "--json").json[0]["id"]
+    assert "of another container, alive" in sagaspan("show", call).out
+    process.kill()
+    process.communicate()
+    time.sleep(1.1)
+    answer = sagaspan("status", "--json")
+    assert answer.code == 4
+    assert all("whose lease is over (last renewed" in item["why"] for item in answer.json)
+    nexts = {item["kind"]: item["next"] for item in answer.json}
+    assert nexts["run"] == "sagaspan recover --app MODULE:GUARD"
+    assert nexts["call"].startswith("sagaspan calls resolve ")
+    assert "needs a person" in sagaspan("recover").out
+    assert {item["state"] for item in sagaspan("status", "--json").json} == {"held", "unknown"}

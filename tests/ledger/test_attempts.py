@@ -77,7 +77,7 @@ def test_delays(guard: Guard, caller: Caller) -> None:
     """Between attempts the delays double; the last failure waits for nothing."""
     times: list[float] = []
 
-    @caller.tool(guard, effect="read", retry={"attempts": 3, "initial_delay": 0.05, "jitter": False})
+    @caller.tool(guard, effect="read", retry={"attempts": 3, "initial_delay": 0.2, "jitter": False})
     def act() -> None:
         times.append(time.monotonic())
         raise Declined
@@ -89,10 +89,9 @@ def test_delays(guard: Guard, caller: Caller) -> None:
             return time.monotonic()
 
     end = caller.play(job)
-    first, second = times[1] - times[0], times[2] - times[1]
-    assert 0.05 <= first < 0.15
-    assert 0.1 <= second < 0.25
-    assert end - times[2] < 0.05
+    assert times[1] - times[0] >= 0.2
+    assert times[2] - times[1] >= 0.4
+    assert end - times[2] < 0.8  # what a next delay would be; a busy machine takes its time too
 
 
 def test_interrupted_between_attempts(guard: Guard, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,27 @@ def print_run(run: RunInfo, settings: Settings) -> None:
     for name, value in facts:
         if value:
             say(f"  {name:<13} {visible(value)}")
+    _say_holder(run, settings)
     say("")
     emit_table(("#", "call", "tool", "state", "arguments", "result or error", "tries"), _call_rows(run.calls))
+
+
+def _say_holder(run: RunInfo, settings: Settings) -> None:
+    """Who is inside a run that goes on, and what to do if nobody is."""
+    if run.status not in (RunState.RUNNING, RunState.COMPENSATING):
+        return
+    from sagaspan._saga import token
+    from sagaspan.cli._holders import RECOVER, held_by
+    from sagaspan.ledger.judgement import Verdict
+
+    store = settings.open_store()
+    record = next((found for found in store.match_runs(run.id) if found.owner == run.owner), None)
+    if record is None:  # it ended at this moment
+        return
+    verdict, words = held_by(store, run.owner, token(store, record))
+    say(f"  {'held by':<13} {visible(words)}")
+    if verdict is not Verdict.ALIVE:
+        say(f"  {'next':<13} {RECOVER}")
 
 
 def trace_of(traceparent: str | None) -> str | None:

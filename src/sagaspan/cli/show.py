@@ -11,7 +11,7 @@ import click
 from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger.records import CallInfo, RunInfo, call_info
+from sagaspan.ledger.records import CallInfo, CallState, RunInfo, call_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
         ("result lost", call.result_lost), ("error", call.error), ("effect", call.effect), ("attempts", call.attempts),
         ("undone by", call.compensate), ("undoes", call.compensates), ("idempotency key", call.idempotency_key),
         ("tool call id", call.tool_call_id), ("trace", trace_of(call.traceparent)), ("started", when(call.started)),
-        ("ended", when(call.ended)),
+        ("ended", when(call.ended)), ("held by", _holder(call, settings)),
     )  # fmt: skip
     for name, value in facts:
         if value:
@@ -76,6 +76,13 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
     say("")
     rows = [(_moment(row.at_us), row.event, row.from_state, row.to_state, row.detail) for row in audit]
     emit_table(("at", "event", "from", "to", "detail"), rows, title="history")
+
+
+def _holder(call: CallInfo, settings: Settings) -> str | None:
+    """Who runs a call that is running."""
+    from sagaspan.cli._holders import held_by
+
+    return held_by(settings.open_store(), call.owner, call.id)[1] if call.state is CallState.RUNNING else None
 
 
 def _in_ledger(settings: Settings, prefix: str) -> list[_Match]:

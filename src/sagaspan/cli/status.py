@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import click
 
-from sagaspan import _owner as owner
+from sagaspan.cli._holders import RECOVER, held_by
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
+from sagaspan.ledger.judgement import Verdict
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState
 
 _RUNS: Final = {
@@ -62,7 +63,8 @@ def _row(item: Item) -> tuple[str, ...]:
 def _run_items(store: Any) -> Iterator[Item]:
     wanted = [*_RUNS, RunState.RUNNING, RunState.COMPENSATING]
     for run in store.list_runs(states=wanted, limit=_LIMIT):
-        why = _RUNS.get(run.state) or _orphaned(store, run)
+        orphaned = None if run.state in _RUNS else _orphaned(store, run)
+        why = _RUNS.get(run.state) or orphaned
         if why is not None:
             yield Item(
                 kind="run",
@@ -70,19 +72,22 @@ def _run_items(store: Any) -> Iterator[Item]:
                 what=run.name,
                 state=run.state,
                 why=_because(why, run),
-                next=f"sagaspan show {run.id}",
+                next=RECOVER if orphaned else f"sagaspan show {run.id}",
             )
 
 
 def _orphaned(store: Any, run: RunRecord) -> str | None:
-    """Why a run that says it is going on is not: its process is dead. A dead session has nothing to continue."""
+    """Why a run that says it is going on is not: its process is gone. A dead session has nothing to continue."""
     from sagaspan._engine import SESSION
     from sagaspan._saga import token
 
-    if run.name == SESSION or not owner.provably_dead(run.owner, token(store, run)):
+    verdict, holder = held_by(store, run.owner, token(store, run))
+    if run.name == SESSION or verdict is Verdict.ALIVE:
         return None
-    going_on = "its rollback" if run.state is RunState.COMPENSATING else "it"
-    return f"its process died; {going_on} goes on when the run is entered again with the same id"
+    if run.state is RunState.COMPENSATING:
+        return f"its rollback stopped; it was held by {holder}"
+    becomes = "undoes it" if run.on_interrupt == "compensate" else "holds it, and the same id goes on"
+    return f"it stopped; it was held by {holder}. Recovery {becomes}"
 
 
 def _because(why: str, run: RunRecord) -> str:
@@ -93,12 +98,13 @@ def _call_items(store: Any) -> Iterator[Item]:
     for call in store.open_calls(_LIMIT):
         if call.state is CallState.UNKNOWN and not call.declared_write:
             continue  # in doubt, but nobody has to act on a read
-        why = _CALLS.get(call.state) or _abandoned(call)
+        abandoned = _abandoned(store, call)
+        why = _CALLS.get(call.state) or abandoned
         if why is not None:
             yield Item(
                 kind="call", id=call.id, what=call.tool, state=call.state,
                 why=why if call.error_message is None else f"{why}: {short(call.error_message, 80)}",
-                next=_next(call),
+                next=RECOVER if abandoned and not call.declared_write else _next(call),
             )  # fmt: skip
 
 
@@ -121,7 +127,8 @@ def _duplicates(store: Any) -> Iterator[Item]:
         )  # fmt: skip
 
 
-def _abandoned(call: CallRecord) -> str | None:
-    if call.state is CallState.RUNNING and owner.provably_dead(call.owner, call.id):
-        return "was running when its process died; nobody knows how it ended"
-    return None
+def _abandoned(store: Any, call: CallRecord) -> str | None:
+    if call.state is not CallState.RUNNING:
+        return None
+    verdict, holder = held_by(store, call.owner, call.id)
+    return None if verdict is Verdict.ALIVE else f"nobody knows how it ended; it was held by {holder}"

@@ -171,6 +171,7 @@ class CallInfo:
     key: str
     tool_call_id: str | None
     traceparent: str | None
+    owner: str
     started: dt.datetime
     ended: dt.datetime | None
     version: int
@@ -196,6 +197,7 @@ class RunInfo:
     on_interrupt: str
     reopened: int
     traceparent: str | None
+    owner: str
     started: dt.datetime
     ended: dt.datetime | None
     calls: tuple[CallInfo, ...] = field(default=(), repr=False)
@@ -227,6 +229,7 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         key=record.key,
         tool_call_id=record.tool_call_id,
         traceparent=record.traceparent,
+        owner=record.owner,
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
         version=record.version,
@@ -252,6 +255,7 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = ()) -> RunInfo:
         on_interrupt=record.on_interrupt,
         reopened=record.generation,
         traceparent=record.traceparent,
+        owner=record.owner,
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
         calls=calls,
