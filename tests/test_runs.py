@@ -856,6 +856,52 @@ def test_a_resume_on_another_path_starts_no_write_on_a_doubt(guard: Guard, calle
     assert trip.log == [1]
 
 
+def test_a_resume_starts_no_write_on_the_doubt_of_a_run_inside(guard: Guard, caller: Caller) -> None:
+    """Nor does a nested run on one of the run it is in, or of its sibling: they are undone together."""
+    sent: list[int] = []
+
+    @caller.tool(guard, effect="write")
+    def send(n: int) -> None:
+        sent.append(n)
+        raise ConnectionResetError
+
+    async def first() -> None:
+        async with caller.run(guard, id="a"), caller.run(guard, "inner"):
+            await caller.call(send, 1)
+
+    async def another(name: str | None) -> None:
+        async with caller.run(guard, id="a"):
+            if name is None:
+                await caller.call(send, 2)
+            else:
+                async with caller.run(guard, name):
+                    await caller.call(send, 2)
+
+    with pytest.raises(ConnectionResetError):
+        caller.play(first)
+    for name in (None, "other", "inner"):
+        with pytest.raises(OutcomeUnknown, match="did not run: nobody knows whether 'send'"):
+            caller.play(another, name)
+    assert sent == [1]
+
+
+def test_a_commit_does_not_end_a_doubt(guard: Guard, caller: Caller) -> None:
+    """What was committed stays, whatever it is; a run with a write in doubt is held all the same."""
+
+    @caller.tool(guard, effect="write")
+    def send() -> None:
+        raise ConnectionResetError
+
+    async def job() -> None:
+        async with caller.run(guard, id="a") as run:
+            with pytest.raises(ConnectionResetError):
+                await caller.call(send)
+            run.commit()
+
+    caller.play(job)
+    assert (guard.runs.get("a").status, guard.runs.get("a").reason) == ("held", "unresolved")
+
+
 def test_an_unknown_call_of_an_undeclared_tool(guard: Guard, caller: Caller) -> None:
     """It holds no run and forbids no new equal call; only its own record stays refused on a resume."""
     ran = []
@@ -1245,6 +1291,113 @@ def test_calls_outside_a_run_share_a_session(guard: Guard, caller: Caller) -> No
     guard.close()
     caller.play(job)
     assert sorted(str(info.status) for info in guard.runs.list()) == ["completed", "running"]
+
+
+def test_a_business_key_counts_outside_a_run_too(guard: Guard, caller: Caller) -> None:
+    """In the session, between it and a run, and in a later session: the recorded result comes back."""
+    ran = []
+
+    @caller.tool(guard, key="order")
+    def pay(order: int) -> int:
+        ran.append(order)
+        return len(ran)
+
+    async def job() -> list[int]:
+        answers = [await caller.call(pay, 1), await caller.call(pay, 1)]
+        async with caller.run(guard):
+            answers.append(await caller.call(pay, 1))
+        return answers
+
+    assert caller.play(job) == [1, 1, 1]
+    guard.close()
+    assert caller.play(job) == [1, 1, 1]
+    assert ran == [1]
+
+
+def test_an_independent_run_is_left_alone(guard: Guard, caller: Caller, trip: Trip) -> None:
+    """``nested=False``: the failure of the run it was made in does not undo it, nor its own failure that one."""
+
+    async def job() -> None:
+        async with caller.run(guard, "trip", id="a"):
+            await caller.call(trip.flight, "Paris")
+            async with caller.run(guard, "stay", id="b", nested=False):
+                await caller.call(trip.hotel, "Paris")
+            with pytest.raises(Declined):
+                async with caller.run(guard, "stay", id="c", nested=False):
+                    await caller.call(trip.hotel, "Rome")
+                    raise Declined
+            assert trip.log[-1][2] == "Rome"
+            await caller.call(trip.charge, 1)
+
+    with pytest.raises(Declined):
+        caller.play(job)
+    assert trip.log[-1] == ("cancel_flight", "F")
+    assert ("cancel_hotel", "H", "Paris") not in trip.log
+    assert {info.id: (str(info.status), info.parent_id) for info in guard.runs.list()} == {
+        "a": ("compensated", None), "b": ("completed", None), "c": ("compensated", None),
+    }  # fmt: skip
+
+
+def test_the_nearest_done_ancestor_undoes(guard: Guard) -> None:
+    """Of steps inside one another, the outermost done one with a compensation undoes; one that failed does not."""
+    log: list[str] = []
+
+    def undo(name: str) -> Callable[[], None]:
+        return lambda: log.append(f"undo-{name}")
+
+    leaf = guard.tool("leaf", compensate=undo("leaf"))(lambda: 1)
+    middle = guard.tool("middle")(lambda: leaf())
+    inner = guard.tool("inner", compensate=undo("inner"))(lambda: middle())
+
+    @guard.tool(compensate=undo("outer"))
+    def outer(fail: bool) -> None:
+        inner()
+        if fail:
+            raise Declined
+
+    with guard.run() as run:
+        with pytest.raises(Declined):
+            outer(True)
+        run.abort()
+    assert log == ["undo-inner"]
+    log.clear()
+    with guard.run() as run:
+        outer(False)
+        run.abort()
+    assert log == ["undo-outer"]
+
+
+def test_a_step_inside_a_committed_one_is_undone_by_itself(guard: Guard) -> None:
+    """Its parent stays, so that it undoes for nobody."""
+    log: list[str] = []
+    leaf = guard.tool("leaf", compensate=lambda: log.append("undo-leaf"))(lambda: 1)
+
+    @guard.tool(compensate=lambda: log.append("undo-parent"))
+    def parent() -> None:
+        guard.current_run().commit()
+        leaf()
+
+    with pytest.raises(Declined), guard.run():
+        parent()
+        raise Declined
+    assert log == ["undo-leaf"]
+
+
+def test_a_run_inside_a_step_is_undone_by_the_step(guard: Guard) -> None:
+    """A nested run that a tool opens belongs to the step of that tool."""
+    log: list[str] = []
+    leaf = guard.tool("leaf", compensate=lambda: log.append("undo-leaf"))(lambda: 1)
+
+    @guard.tool(compensate=lambda: log.append("undo-parent"))
+    def parent() -> None:
+        with guard.run("inner"):
+            leaf()
+
+    with guard.run(id="a") as run:
+        parent()
+        run.abort()
+    assert log == ["undo-parent"]
+    assert guard.runs.get("a/inner#1").status == "compensated"
 
 
 def test_a_plain_thread_does_not_inherit_the_run(guard: Guard, warnings_of_sagaspan: Callable[[], list[str]]) -> None:

@@ -167,6 +167,18 @@ class TestOneCall:
             raise ValueError("no")
         assert world.log == ["book flight", "book room", "cancel room", "cancel flight"]
 
+    def test_a_call_outside_any_run_can_be_undone(self, guard: Guard, book, world: World) -> None:
+        """While the session it belongs to goes on; the whole session is nobody's to undo then."""
+        book("flight")
+        book("room")
+        (session,) = guard.runs.list()
+        room = guard.runs.get(session.id).calls[1]
+        guard.compensate(session.id, call=room.id)
+        assert world.log[2:] == ["cancel room"]
+        with pytest.raises(RunInProgress):
+            guard.compensate(session.id)
+        book("car")
+
     def test_what_cannot_be_undone_is_said(self, guard: Guard) -> None:
         """A write without a compensation is reported, not skipped."""
         pay = guard.tool("pay", effect="write")(lambda: 1)

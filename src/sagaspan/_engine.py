@@ -38,7 +38,7 @@ from sagaspan.ledger import transitions
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.ledger import Ledger
-from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState
+from sagaspan.ledger.records import SESSION, CallRecord, CallState, Phase, RunRecord, RunState
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.middleware.replay import ReplayMiddleware
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from sagaspan._run import Run
 
 _log = logging.getLogger("sagaspan")
-SESSION: Final = "session"
-"""The name of the run that calls outside any run share."""
-
 REMEMBERED: Final = 10_000
 """How many of the latest calls keep hold of the compensation they were made with."""
 
@@ -286,7 +283,7 @@ class Engine:
             generation=0,
             idempotency_key=idempotency_key(self.namespace, key.scope, tool.name, key.value, 0),
             run=record,
-            resumed=run is not None and run.resumed,
+            resumed=run is not None and run.goes_on_from_before,
             replaying=run is not None and run.replaying,
             occurrence=occurrence,
             backend=backend,
@@ -345,7 +342,7 @@ class Engine:
                 now = now_us()
                 record = RunRecord(
                     namespace=self.namespace, id=f"{SESSION}-{new_id(now)}", name=SESSION, state=RunState.RUNNING,
-                    input_fingerprint=fingerprint(None), owner=owner.this_process(), created_us=now, started_us=now,
+                    input_fingerprint=SESSION, owner=owner.this_process(), created_us=now, started_us=now,
                 )  # fmt: skip
                 opened, audit = transitions.open_run(record)
                 token = owner.run_token(self.store.url, record.namespace, record.id)

@@ -19,7 +19,6 @@ from sagaspan import _saga as saga
 from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._endings import Ending
-from sagaspan._engine import SESSION
 from sagaspan._rollback import UNDO_KEY, Steps, Undone, steps_of, undo_scope
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.ledger import transitions
@@ -203,7 +202,7 @@ class Recoverer:
                 outcome = await self._end_held(run)
             elif run.state is RunState.PARTIALLY_COMPENSATED:
                 outcome = await self._undo_again(run)
-            elif run.name == SESSION:
+            elif run.is_session:
                 if lost.verdict is Verdict.DEAD:  # one that is only expired may come back, and go on in it
                     await self._backend.io(self._end_session, run)
                 return []
@@ -290,7 +289,7 @@ class Recoverer:
     async def _foresee(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
         """What ``_act`` would return, without doing anything."""
         inside = [done for inner in lost.inside for done in await self._foresee(inner)]
-        outcome = None if lost.run.name == SESSION else await self._foreseen(lost)
+        outcome = None if lost.run.is_session else await self._foreseen(lost)
         return inside if outcome is None else [*inside, (lost.run, outcome)]
 
     async def _foreseen(self, lost: _Lost) -> str | None:

@@ -7,7 +7,7 @@ becomes a dead letter, ``compensation_failed``, and a person must look.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, run_attempts
+from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, call_info
 from sagaspan.ledger.store import CallChange, Store
@@ -96,16 +97,15 @@ class Undone:
 
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
-    calls = [call for call in family(store, run) if call.phase is Phase.FORWARD and call.claim_seq > run.committed_seq]
-    by_id = {call.id: call for call in calls}
-    calls = [call for call in calls if not _covered(call, by_id)]
-    calls.sort(key=lambda call: call.claim_seq, reverse=True)
+    everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
+    calls = _on_their_own([call for call in everything if call.claim_seq > run.committed_seq])
     return Steps(
         undoable=tuple(call for call in calls if call.state in _HAPPENED and call.compensate is not None),
         not_compensable=tuple(
             call for call in calls if call.state is CallState.DONE and call.declared_write and call.compensate is None
         ),
-        unresolved=tuple(call for call in calls if call.state in _UNSURE and call.declared_write),
+        # A commit does not end a doubt: it only says that what happened stays.
+        unresolved=tuple(call for call in _on_their_own(everything) if call.state in _UNSURE and call.declared_write),
         undeclared=tuple(
             call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
         ),
@@ -113,11 +113,11 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
     )
 
 
-def family(store: Store, run: RunRecord) -> Iterator[CallRecord]:
-    """The calls of a run and of the runs nested in it."""
-    yield from store.calls_of(run.namespace, run.id)
-    for child in store.children_of(run.namespace, run.id):
-        yield from family(store, child)
+def _on_their_own(calls: Sequence[CallRecord]) -> list[CallRecord]:
+    """Those for which no other of ``calls`` is undone, newest first."""
+    by_id = {call.id: call for call in calls}
+    own = [call for call in calls if not _covered(call, by_id)]
+    return sorted(own, key=lambda call: call.claim_seq, reverse=True)
 
 
 def _covered(call: CallRecord, by_id: dict[str, CallRecord]) -> bool:

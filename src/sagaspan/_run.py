@@ -108,6 +108,11 @@ class Run:
         """What the ledger has of this run's calls, in the order they were claimed."""
         return tuple(call_info(call) for call in self.engine.store.calls_of(self.record.namespace, self.record.id))
 
+    @property
+    def goes_on_from_before(self) -> bool:
+        """Whether this run, or one it is nested in, was resumed."""
+        return self.resumed or (self._outer is not None and self._outer.goes_on_from_before)
+
     # -- with --------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:

@@ -14,9 +14,10 @@ from sagaspan import _owner as owner
 from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import PATIENT, Rollback, Undone, family, steps_of
+from sagaspan._rollback import PATIENT, Rollback, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
 from sagaspan.ledger import transitions
+from sagaspan.ledger.families import family
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import RunChange, Store

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sagaspan import _saga as saga
 from sagaspan._backends import Backend
-from sagaspan._rollback import Undone, family, steps_of
+from sagaspan._rollback import Undone, steps_of
 from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, RunError, RunInProgress
+from sagaspan.ledger.families import family
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
 
 if TYPE_CHECKING:
@@ -26,13 +27,14 @@ async def compensate(
 ) -> Undone:
     """Undo the run ``run_id``, or its call ``call_id``; with ``dry_run`` only say what would be.
 
-    ``inside``: the caller is in this very run, so one call of it may be undone while it goes on. Raises ``RunError`` if
+    ``inside``: the caller is in this very run, so one call of it may be undone while it goes on, as one of a session
+    may. Raises ``RunError`` if
     there is none, ``RunInProgress``, ``OutcomeUnknown`` if a write is in doubt, ``CompensationFailed``.
     """
     run = await backend.io(engine.store.get_run, engine.namespace, run_id)
     if run is None:
         raise RunError(f"there is no run {run_id!r} in the namespace {engine.namespace!r}; see: sagaspan runs list")
-    if not (inside and call_id is not None):
+    if call_id is None or not (inside or run.is_session):
         await _check_nobody_inside(engine, run, backend)
     if call_id is not None:
         report = await _one_call(engine, run, call_id, dry_run=dry_run, backend=backend)

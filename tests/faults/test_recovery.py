@@ -177,6 +177,14 @@ def test_a_dead_session_is_closed(worker: Worker, program: Program, store_url: s
     assert program("recover").stdout == "Nothing to recover.\n"
 
 
+def test_a_run_called_session_is_a_run(worker: Worker, program: Program, store_url: str) -> None:
+    """A user's own run of that name is undone like any other, not closed as calls outside a run are."""
+    _died(worker, 'with guard.run("session", id="chat", on_interrupt="compensate"):\n    book("x")\n    die()')
+    report = json.loads(program("recover", "--json").stdout)
+    assert [run["id"] for run in report["compensated"]] == ["chat"]
+    assert worker.effects == ["book-x", "undo-x"]
+
+
 NESTED = """
 with guard.run("trip", id="outer", on_interrupt="compensate"):
     book("1")

@@ -78,11 +78,10 @@ def _run_items(store: Any) -> Iterator[Item]:
 
 def _orphaned(store: Any, run: RunRecord) -> str | None:
     """Why a run that says it is going on is not: its process is gone. A dead session has nothing to continue."""
-    from sagaspan._engine import SESSION
     from sagaspan._saga import token
 
     verdict, holder = held_by(store, run.owner, token(store, run))
-    if run.name == SESSION or verdict is Verdict.ALIVE:
+    if run.is_session or verdict is Verdict.ALIVE:
         return None
     if run.state is RunState.COMPENSATING:
         return f"its rollback stopped; it was held by {holder}"

@@ -33,6 +33,7 @@ from sagaspan.exceptions import (
 from sagaspan.keys import KeySource, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, History, body_token, run_attempts
+from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
     FindProbe,
     declare_lost,
@@ -43,7 +44,7 @@ from sagaspan.ledger.in_doubt import (
 )
 from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.leases import Lease
-from sagaspan.ledger.records import CallRecord, CallState, RunState, call_info
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import BODY_ENDED, BODY_RUNS, IN_DOUBT, MARKS, PERMITTED, RESENT, permitted
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
@@ -189,8 +190,8 @@ class Ledger:
         self._store.commit([CallChange(after, audit, record.version)], synced=False)
 
     async def _check_resolved(self, call: Call) -> None:
-        """A resume that takes another path starts no write while an earlier one of the run is in doubt."""
-        for other in await call.io(self._store.calls_of, call.run.namespace, call.run.id):
+        """A resume that takes another path starts no write while an earlier one is in doubt, of any run it is in."""
+        for other in await call.io(self._family, call.run):
             if not other.declared_write or other.state not in (*IN_DOUBT, CallState.RUNNING):
                 continue
             other = await self.resolve(other, self._find_probe(other), call.backend)
@@ -200,6 +201,9 @@ class Ledger:
                     f"a new write must not rest on a guess. {_decide(other)}",
                     call=call_info(other), tool_ran="no",
                 )  # fmt: skip
+
+    def _family(self, run: RunRecord) -> list[CallRecord]:
+        return list(family(self._store, outermost(self._store, run)))
 
     def _find(self, call: Call) -> CallRecord | None:
         return self._store.find_call(call.run.namespace, call.key.scope, call.tool.name, call.key.value)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from sagaspan import codecs
+
+SESSION: Final = "session"
+"""The name of the run that calls outside any run share, and what stands where another run's input is fingerprinted."""
 
 
 class CallState(StrEnum):
@@ -117,6 +120,11 @@ class RunRecord:
     created_us: int
     started_us: int
     ended_us: int | None = None
+
+    @property
+    def is_session(self) -> bool:
+        """Whether these are the calls outside any run (a user may call a run of his own "session")."""
+        return self.input_fingerprint == SESSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
