@@ -96,6 +96,21 @@ class TestWholeRuns:
         assert world.log == []
         assert guard.runs.get(done).status == "completed"
 
+    def test_a_dry_run_says_what_would_have_to_wait(self, guard: Guard, store_url: str, done: str) -> None:
+        """In a process without the compensation all of it is queued; only looking raises nothing."""
+        with Guard(store_url) as without_tools:
+            report = without_tools.compensate(done, dry_run=True)
+        assert [call.args["what"] for call in report.queued] == ["car", "room", "flight"]
+        assert (report.undone, report.complete) == ((), False)
+        assert guard.runs.get(done).status == "completed"
+
+    def test_a_run_that_changed_nothing_stays_completed(self, guard: Guard) -> None:
+        """Nothing is undone, and nothing failed."""
+        with guard.run(id="read"):
+            guard.tool("look", effect="read")(lambda: 1)()
+        assert guard.compensate("read").undone == ()
+        assert guard.runs.get("read").status == "completed"
+
     def test_what_failed_to_be_undone_is_tried_again(self, guard: Guard, done: str, world: World) -> None:
         """A dead letter stays until somebody asks again; what was undone is not undone twice."""
         world.answers = False
@@ -178,6 +193,19 @@ class TestOneCall:
         with pytest.raises(RunInProgress):
             guard.compensate(session.id)
         book("car")
+
+    def test_one_call_waits_for_a_process_that_can(self, guard: Guard, store_url: str, done: str, world: World) -> None:
+        """It is on record that it is to be undone: recovery finds it, once, and leaves the rest of its run."""
+        room = guard.runs.get(done).calls[1]
+        with Guard(store_url) as without_tools:
+            for _ in range(2):
+                with pytest.raises(CompensationFailed, match="not registered in this process"):
+                    without_tools.compensate(done, call=room.id)
+            assert [call.state for call in without_tools.recover().alone] == ["compensating"]
+        assert [call.state for call in guard.recover().alone] == ["compensated"]
+        assert not guard.recover()
+        assert world.log == ["cancel room"]
+        assert guard.runs.get(done).status == "completed"
 
     def test_what_cannot_be_undone_is_said(self, guard: Guard) -> None:
         """A write without a compensation is reported, not skipped."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
+from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import UNDO_KEY, Steps, Undone, steps_of, undo_scope
+from sagaspan._retries import ONCE, due_us
+from sagaspan._rollback import Steps, Undone, steps_of
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.ledger import transitions
 from sagaspan.ledger.judgement import LOST, Verdict
@@ -36,25 +37,17 @@ from sagaspan.ledger.records import (
 )
 from sagaspan.ledger.store import RunChange
 from sagaspan.ledger.transitions import RunEvent
-from sagaspan.policy import Retry
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
 _log = logging.getLogger("sagaspan")
-ATTEMPTS: Final = 8
-"""How often a compensation is tried in all, before it is left to a person."""
-
-PATIENCE_US: Final = 3600 * 1_000_000
-_AT_ONCE: Final = 3  # attempts that a rollback makes itself
-_FIRST_PAUSE_US: Final = 60 * 1_000_000
-_ONCE: Final = Retry()
 _ACTED: Final = ("compensated", "held", "needs_human")
 _WANTED_UNDOING: Final = ("error", "aborted", "budget", "loop")
 """Why a run is held that would have been undone at once, had no write been in doubt."""
 
-Progress = Callable[[RunInfo, str], None]
-"""Told of each run, and what became of it (a field of ``Recovery``)."""
+Progress = Callable[[RunInfo | CallInfo, str], None]
+"""Told of each run, or call that is undone alone, and what became of it (as the fields of ``Recovery`` are called)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +57,8 @@ class Recovery:
     ``compensated``: undone. ``held``: waits for somebody to enter it again. ``needs_human``: a write is in doubt, or
     could not be undone. ``queued``: a compensation is not registered in this process, so it waits for one that has it.
     ``waiting``: a compensation failed and is tried again later. ``in_doubt``: calls found without their process.
+    ``alone``: calls that were to be undone by themselves, as they are now: ``compensated``, ``compensation_failed``, or
+    ``compensating`` if they wait for a process that has the compensation.
     """
 
     compensated: tuple[RunInfo, ...] = ()
@@ -72,9 +67,12 @@ class Recovery:
     queued: tuple[RunInfo, ...] = ()
     waiting: tuple[RunInfo, ...] = ()
     in_doubt: tuple[CallInfo, ...] = ()
+    alone: tuple[CallInfo, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.compensated, self.held, self.needs_human, self.queued, self.waiting, self.in_doubt))
+        return any(
+            (self.compensated, self.held, self.needs_human, self.queued, self.waiting, self.in_doubt, self.alone)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +122,13 @@ class Recoverer:
                 info = await self._backend.io(self._info, run)
                 found.setdefault(outcome, []).append(info)
                 self._progress(info, outcome)
-        in_doubt = await self._calls_in_doubt(age_us, dry_run=dry_run)
-        return Recovery(**{name: tuple(runs) for name, runs in found.items()}, in_doubt=in_doubt)
+        return Recovery(
+            **{name: tuple(runs) for name, runs in found.items()},
+            in_doubt=await self._calls_in_doubt(age_us, dry_run=dry_run),
+            alone=await undo_alone(
+                self._engine, self._backend, progress=self._progress, stop=self._stop, dry_run=dry_run
+            ),
+        )
 
     # -- what there is -----------------------------------------------------------------------------------------
 
@@ -232,7 +235,7 @@ class Recoverer:
         """Go on with a rollback that died."""
         left = self._not_due(await self._backend.io(steps_of, self._store, taken))
         after, undone = await saga.roll_back(
-            self._engine, taken, backend=self._backend, span=self._engine.no_span, again=_ONCE, left=left
+            self._engine, taken, backend=self._backend, span=self._engine.no_span, again=ONCE, left=left
         )
         return await self._outcome(after, undone)
 
@@ -270,7 +273,7 @@ class Recoverer:
             return await self._tried_later(steps)
         if due and self._engine.find_compensation(due[0]) is None:
             return "queued"
-        ended = await saga.take_and_roll_back(self._engine, run, self._backend, again=_ONCE, left=left)
+        ended = await saga.take_and_roll_back(self._engine, run, self._backend, again=ONCE, left=left)
         return None if ended is None else await self._outcome(*ended)
 
     async def _outcome(self, run: RunRecord, undone: Undone) -> str:
@@ -283,7 +286,7 @@ class Recoverer:
 
     async def _tried_later(self, steps: Steps) -> str | None:
         failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
-        again = [await self._backend.io(self._due_us, step) for step in failed]
+        again = [await self._backend.io(due_us, self._store, step) for step in failed]
         return "waiting" if any(due is not None for due in again) else None
 
     async def _foresee(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
@@ -325,14 +328,9 @@ class Recoverer:
     def _not_due(self, steps: Steps) -> set[str]:
         """The steps that could not be undone and are not tried again, or not yet."""
         failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
-        due = {step.id: self._due_us(step) for step in failed}
+        due = {step.id: due_us(self._store, step) for step in failed}
         now = now_us()
         return {step_id for step_id, at in due.items() if at is None or at > now}
-
-    def _due_us(self, step: CallRecord) -> int | None:
-        """When the next attempt to undo ``step`` is due; None if a person must look."""
-        undo = self._store.find_call(step.namespace, undo_scope(step), step.compensate or "", UNDO_KEY)
-        return None if undo is None else next_attempt_us(undo)
 
     async def _calls_in_doubt(self, age_us: int, *, dry_run: bool) -> tuple[CallInfo, ...]:
         """Running calls without their process, also of runs that go on and of the session: each is in doubt now."""
@@ -348,17 +346,6 @@ class Recoverer:
     def _info(self, run: RunRecord) -> RunInfo:
         current = self._store.get_run(run.namespace, run.id) or run
         return run_info(current, tuple(map(call_info, self._store.calls_of(run.namespace, run.id))))
-
-
-def next_attempt_us(undo: CallRecord) -> int | None:
-    """When a compensation that failed is tried again (full jitter); None after ``ATTEMPTS`` or an hour."""
-    if undo.attempts >= ATTEMPTS or undo.state not in (CallState.FAILED, CallState.UNKNOWN):
-        return None
-    pause = _FIRST_PAUSE_US * 2 ** max(undo.attempts - _AT_ONCE, 0)
-    # The same for everybody who asks, so that it need not be written down.
-    jitter = random.Random(f"{undo.id}:{undo.attempts}").random()  # noqa: S311 - spreads, hides nothing
-    due = (undo.ended_us or undo.started_us) + round(pause * jitter)
-    return due if max(due, now_us()) <= undo.created_us + PATIENCE_US else None
 
 
 def _all_of(lost: _Lost) -> Iterator[_Lost]:
@@ -396,5 +383,6 @@ def merged(reports: Iterable[Recovery]) -> Recovery:
             queued=whole.queued + report.queued,
             waiting=whole.waiting + report.waiting,
             in_doubt=whole.in_doubt + report.in_doubt,
+            alone=whole.alone + report.alone,
         )
     return whole

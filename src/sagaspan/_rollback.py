@@ -334,6 +334,11 @@ def undo_scope(step: CallRecord) -> str:
     return f"undo:{step.id}"
 
 
+def undo_of(store: Store, step: CallRecord) -> CallRecord | None:
+    """The record of what undoes ``step``, or undid it, or tried to."""
+    return store.find_call(step.namespace, undo_scope(step), step.compensate or "", UNDO_KEY)
+
+
 def _compensation_record(call: Call, step: CallRecord) -> CallRecord:
     now = now_us()
     return CallRecord(

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import click
 
-from sagaspan.cli._options import NEEDS_PERSON, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._found import the_call
+from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.ledger.records import CallInfo, CallState
 from sagaspan.ledger.resolution import Resolution
@@ -58,7 +59,7 @@ def show_call(settings: Settings, call_id: str) -> None:
     from sagaspan.ledger.records import call_info
 
     store = settings.open_store()
-    record = _the_call(store, call_id)
+    record = the_call(store, call_id)
     print_call(call_info(record), settings, history(store, record))
 
 
@@ -116,7 +117,7 @@ def resolve(
 
     value = NOT_GIVEN if result is None else _parsed(result)
     store = settings.open_store()
-    seen = call_info(_the_call(store, call_id))
+    seen = call_info(the_call(store, call_id))
     if not yes and sys.stdin.isatty():
         click.confirm(_question(seen, Resolution(outcome)), abort=True, err=True)
     decided = Calls(store).resolve(
@@ -143,16 +144,6 @@ def undo_command(call: CallInfo) -> str:
 
 def _row(call: CallInfo) -> tuple[object, ...]:
     return call.id, call.tool, call.state, call.run_id, short(call.args, 40), when(call.started)
-
-
-def _the_call(store: Any, prefix: str) -> Any:
-    found = store.match_calls(prefix)
-    if not found:
-        raise NotFound(f"there is no call {prefix!r}; see: sagaspan calls list")
-    if len(found) > 1:
-        matches = [("call", call.id, f"{call.tool} {call.state}") for call in found]
-        raise NotFound(f"{prefix!r} is the start of {len(found)} calls; give more of it", matches)
-    return found[0]
 
 
 def _parsed(text: str) -> Any:

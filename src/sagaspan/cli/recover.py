@@ -14,7 +14,7 @@ from sagaspan.cli._options import DONE, NEEDS_PERSON, Settings, common_options, 
 from sagaspan.cli._render import emit_json, emit_line, say, visible
 
 if TYPE_CHECKING:
-    from sagaspan import Guard, Recovery, RunInfo
+    from sagaspan import CallInfo, Guard, Recovery, RunInfo
 
 _WORDS: Final = {
     "compensated": ("undone", "yellow"),
@@ -23,6 +23,7 @@ _WORDS: Final = {
     "queued": ("waits for a process that has the tools to undo it", "magenta"),
     "waiting": ("could not be undone; is tried again later", "magenta"),
 }
+_COUNTED: Final = {"alone": "calls by themselves"}
 
 
 @click.command()
@@ -73,7 +74,8 @@ class _Work:
             say("Nothing to recover.", "green")
         else:
             self._summary(report)
-        return NEEDS_PERSON if report.needs_human else DONE
+        failed = any(call.state == "compensation_failed" for call in report.alone)
+        return NEEDS_PERSON if report.needs_human or (failed and not self._options["dry_run"]) else DONE
 
     def watch(self, interval: float) -> int:
         """Round after round until a signal; a run in hand is finished first."""
@@ -118,33 +120,35 @@ class _Work:
 
         store = self._settings.open_store()
         found = {run.namespace for run in (*store.unfinished_runs(), *store.list_runs(states=[RunState.HELD]))}
-        found |= {call.namespace for state in (CallState.RUNNING, CallState.COMPENSATION_FAILED)
-                  for call in store.calls_in(state)}  # fmt: skip
+        open_calls = (CallState.RUNNING, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
+        found |= {call.namespace for state in open_calls for call in store.calls_in(state)}
         store.close()
         for namespace in sorted(found):
             guard = Guard(store.url, namespace=namespace, migrate="check")
             yield guard, guard.close
 
-    def _progress(self, run: RunInfo, outcome: str) -> None:
-        if self._settings.as_json or (run.id, outcome) in self._said:
+    def _progress(self, found: RunInfo | CallInfo, outcome: str) -> None:
+        if self._settings.as_json or (found.id, outcome) in self._said:
             return
         if outcome in ("queued", "waiting"):
-            self._said.add((run.id, outcome))
+            self._said.add((found.id, outcome))
         words, style = _WORDS[outcome]
         would = "would be " if self._options["dry_run"] else ""
-        say(f"run {visible(run.id)} ({visible(run.name)}): {would}{words}", style)
+        kind, name = ("call", found.tool) if hasattr(found, "tool") else ("run", found.name)
+        say(f"{kind} {visible(found.id)} ({visible(name)}): {would}{words}", style)
 
     def _summary(self, report: Recovery) -> None:
         for call in report.in_doubt:
             say(f"call {call.id} ({visible(call.tool)}): its process is gone; it is {call.state}")
-        if report.queued and self._app is None:
-            names = sorted({call.compensate for run in report.queued for call in run.calls if call.compensate})
+        queued = [call for run in report.queued for call in run.calls] + list(report.alone)
+        if queued and self._app is None:
+            names = sorted({call.compensate for call in queued if call.compensate})
             say(f"To undo what waits for {visible(', '.join(names))}: sagaspan recover --app MODULE:GUARD")
         if report.needs_human:
             say("What needs you, and how to go on: sagaspan status")
         if report.held:
             say("Held runs go on when they are entered again with the same id: sagaspan runs list --status held")
-        counts = {name: len(found) for name, found in asdict(report).items() if found}
+        counts = {_COUNTED.get(name, name): len(found) for name, found in asdict(report).items() if found}
         say(", ".join(f"{name} {count}" for name, count in counts.items()))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._found import the_run
+from sagaspan.cli._options import Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, styled, visible, when
 from sagaspan.ledger.records import CallInfo, Phase, RunInfo, RunState
 
@@ -41,15 +42,10 @@ def list_runs(settings: Settings, status: tuple[str, ...], limit: int, offset: i
 @pass_settings
 def show_run(settings: Settings, run_id: str) -> None:
     """One run with its calls, by id or unique prefix."""
-    from sagaspan.cli.show import find_runs
+    from sagaspan._views import Runs
 
-    found = find_runs(settings.open_store(), run_id)
-    if not found:
-        raise NotFound(f"there is no run {run_id!r}; see: sagaspan runs list")
-    if len(found) > 1:
-        matches = [("run", run.id, f"{run.name} {run.status}") for run in found]
-        raise NotFound(f"{run_id!r} is the start of {len(found)} runs; give more of it", matches)
-    print_run(found[0], settings)
+    store = settings.open_store()
+    print_run(Runs(store).complete(the_run(store, run_id)), settings)
 
 
 def print_run(run: RunInfo, settings: Settings) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from sagaspan.cli._found import SHOWN, ambiguous, call_match, run_match
 from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger.records import CallInfo, CallState, RunInfo, call_info
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, call_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class _Match:
     kind: str
     id: str
     what: str
+    namespace: str | None
     show: Callable[[], None]
 
 
@@ -31,23 +33,11 @@ def show(settings: Settings, any_id: str) -> None:
     matches = [*_in_ledger(settings, any_id), *_in_traces(settings, any_id)]
     if not matches:
         raise NotFound(f"nothing starts with {any_id!r}; see: sagaspan runs list, sagaspan traces list")
-    exact = [match for match in matches if match.id == any_id]
-    matches = exact[:1] or matches
+    matches = [match for match in matches if match.id == any_id] or matches
     if len(matches) > 1:
-        named = [(match.kind, match.id, match.what) for match in matches]
-        raise NotFound(f"{any_id!r} is the start of {len(matches)} things; give more of it", named)
+        named = [(match.kind, match.id, match.what, match.namespace) for match in matches]
+        raise ambiguous(any_id, "things", named)
     matches[0].show()
-
-
-def find_runs(store: Any, prefix: str) -> list[RunInfo]:
-    """The runs whose id starts with ``prefix``, with their calls if it is only one."""
-    from sagaspan._views import Runs
-    from sagaspan.ledger.records import run_info
-
-    records = store.match_runs(prefix)
-    if len(records) == 1:
-        return [Runs(store).complete(records[0])]
-    return [run_info(record) for record in records]
 
 
 def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
@@ -88,29 +78,34 @@ def _holder(call: CallInfo, settings: Settings) -> str | None:
 def _in_ledger(settings: Settings, prefix: str) -> list[_Match]:
     try:
         store = settings.open_store()
-        runs, calls = find_runs(store, prefix), store.match_calls(prefix)
+        runs = store.match_runs(prefix, limit=SHOWN + 1)
+        calls = store.match_calls(prefix, limit=SHOWN + 1)
     except StoreUnavailable:
         if settings.has_ledger or not settings.traces.is_dir():
             raise
         return []  # traces without a ledger: a folder of somebody else's spans
-    return [*(_run_match(settings, run) for run in runs), *(_call_match(settings, store, call) for call in calls)]
+    return [
+        *(_run_match(settings, store, run) for run in runs),
+        *(_call_match(settings, store, call) for call in calls),
+    ]
 
 
-def _run_match(settings: Settings, run: RunInfo) -> _Match:
+def _run_match(settings: Settings, store: Any, record: RunRecord) -> _Match:
     def show_it() -> None:
+        from sagaspan._views import Runs
         from sagaspan.cli.runs import print_run
 
-        print_run(run, settings)
+        print_run(Runs(store).complete(record), settings)
 
-    return _Match("run", run.id, f"{run.name} {run.status}", show_it)
+    return _Match(*run_match(record), show_it)
 
 
-def _call_match(settings: Settings, store: Any, record: Any) -> _Match:
+def _call_match(settings: Settings, store: Any, record: CallRecord) -> _Match:
     def show_it() -> None:
         audit = [row for row in store.audit_of(record.namespace, record.run_id) if row.call_id == record.id]
         print_call(call_info(record), settings, audit)
 
-    return _Match("call", record.id, f"{record.tool} {record.state}", show_it)
+    return _Match(*call_match(record), show_it)
 
 
 def _in_traces(settings: Settings, prefix: str) -> list[_Match]:
@@ -119,7 +114,7 @@ def _in_traces(settings: Settings, prefix: str) -> list[_Match]:
     from sagaspan.cli.traces import matching_traces, print_trace
 
     return [
-        _Match("trace", trace_id, name, lambda trace_id=trace_id: print_trace(settings, trace_id))  # type: ignore[misc] # bound now
+        _Match("trace", trace_id, name, None, lambda trace_id=trace_id: print_trace(settings, trace_id))  # type: ignore[misc] # bound now
         for trace_id, name in matching_traces(settings, prefix)
     ]
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from sagaspan._owner import NOBODY
 from sagaspan.cli._holders import RECOVER, held_by
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
@@ -80,6 +81,8 @@ def _orphaned(store: Any, run: RunRecord) -> str | None:
     """Why a run that says it is going on is not: its process is gone. A dead session has nothing to continue."""
     from sagaspan._saga import token
 
+    if run.owner == NOBODY:
+        return "its rollback waits for a process that has the tools"
     verdict, holder = held_by(store, run.owner, token(store, run))
     if run.is_session or verdict is Verdict.ALIVE:
         return None
@@ -97,19 +100,20 @@ def _call_items(store: Any) -> Iterator[Item]:
     for call in store.open_calls(_LIMIT):
         if call.state is CallState.UNKNOWN and not call.declared_write:
             continue  # in doubt, but nobody has to act on a read
-        abandoned = _abandoned(store, call)
-        why = _CALLS.get(call.state) or abandoned
+        why = _CALLS.get(call.state) or _abandoned(store, call) or _queued(store, call)
         if why is not None:
             yield Item(
                 kind="call", id=call.id, what=call.tool, state=call.state,
                 why=why if call.error_message is None else f"{why}: {short(call.error_message, 80)}",
-                next=RECOVER if abandoned and not call.declared_write else _next(call),
+                next=_next(call),
             )  # fmt: skip
 
 
 def _next(call: CallRecord) -> str:
     from sagaspan.cli.calls import resolve_command
 
+    if call.state is CallState.COMPENSATING or (call.state is CallState.RUNNING and not call.declared_write):
+        return RECOVER
     if call.phase is Phase.COMPENSATION or call.state is CallState.COMPENSATION_FAILED:
         return f"sagaspan show {call.compensates or call.id}"
     return resolve_command(call.id)
@@ -124,6 +128,16 @@ def _duplicates(store: Any) -> Iterator[Item]:
             kind="call", id=extra.id, what=extra.tool, state=extra.state,
             why="happened twice; this is the extra effect", next=undo_command(extra),
         )  # fmt: skip
+
+
+def _queued(store: Any, call: CallRecord) -> str | None:
+    """Why a call that is to be undone alone is not."""
+    from sagaspan._alone import run_at_rest
+    from sagaspan.ledger.judgement import Judge
+
+    if call.state is not CallState.COMPENSATING or run_at_rest(store, Judge(store), call) is None:
+        return None
+    return f"is to be undone, and waits for a process that has {call.compensate!r}"
 
 
 def _abandoned(store: Any, call: CallRecord) -> str | None:

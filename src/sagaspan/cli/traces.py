@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from sagaspan import semconv
+from sagaspan.cli._found import SHOWN
 from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import console, emit_json, emit_table, say, visible, when
 
@@ -79,9 +80,9 @@ def synced_index(settings: Settings) -> Any:
 
 
 def matching_traces(settings: Settings, prefix: str) -> list[tuple[str, str]]:
-    """(id, name) of at most ten traces whose id starts with ``prefix``."""
+    """(id, name) of the traces whose id starts with ``prefix``; no more than can be listed, and one."""
     table = synced_index(settings).query(
-        "select trace_id, name from traces where starts_with(trace_id, ?) limit 10", (prefix.lower(),)
+        "select trace_id, name from traces where starts_with(trace_id, ?) limit ?", (prefix.lower(), SHOWN + 1)
     )
     return [(str(trace_id), str(name)) for trace_id, name in table.rows]
 

@@ -87,11 +87,11 @@ class Store(Protocol):
     def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
         """Runs of every namespace, newest first."""
 
-    def match_runs(self, prefix: str, limit: int = 10) -> list[RunRecord]:
-        """Runs whose id starts with ``prefix``; the exact one alone if there is one."""
+    def match_runs(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[RunRecord]:
+        """Runs of a namespace (None: of all) whose id starts with ``prefix``; the exact one alone if there is one."""
 
-    def match_calls(self, prefix: str, limit: int = 10) -> list[CallRecord]:
-        """Calls whose id, key or idempotency key starts with ``prefix``; the exact one alone if there is one."""
+    def match_calls(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[CallRecord]:
+        """Calls whose id, key or idempotency key starts with ``prefix``; that of exactly this id alone."""
 
     def open_calls(self, limit: int = 100) -> list[CallRecord]:
         """Calls that are not settled, or that need a person, newest first."""

@@ -236,16 +236,18 @@ class SqliteStore:
         where = f"state in ({_marks(states)})" if states else "true"
         return self._runs(f"{where} order by created_us desc limit ? offset ?", (*states, limit, offset))
 
-    def match_runs(self, prefix: str, limit: int = 10) -> list[RunRecord]:
-        """Runs whose id starts with ``prefix``; the exact one alone if there is one."""
-        exact = self._runs("id = ?", (prefix,))
-        return exact or self._runs("id glob ? order by created_us desc limit ?", (_glob(prefix), limit))
+    def match_runs(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[RunRecord]:
+        """Runs of a namespace (None: of all) whose id starts with ``prefix``; the exact one alone if there is one."""
+        within, of = _within(namespace)
+        exact = self._runs(f"id = ?{within}", (prefix, *of))
+        return exact or self._runs(f"id glob ?{within} order by created_us desc limit ?", (_glob(prefix), *of, limit))
 
-    def match_calls(self, prefix: str, limit: int = 10) -> list[CallRecord]:
-        """Calls whose id, key or idempotency key starts with ``prefix``; the exact one alone if there is one."""
-        exact = self.get_call(prefix)
-        where = "id glob ?1 or key glob ?1 or idempotency_key glob ?1 order by claim_seq desc limit ?2"
-        return [exact] if exact else self._calls(where, (_glob(prefix), limit))
+    def match_calls(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[CallRecord]:
+        """Calls whose id, key or idempotency key starts with ``prefix``; that of exactly this id alone."""
+        within, of = _within(namespace)
+        exact = self._calls(f"id = ?{within}", (prefix, *of))
+        where = f"(id glob ? or key glob ? or idempotency_key glob ?){within} order by claim_seq desc limit ?"
+        return exact or self._calls(where, (*[_glob(prefix)] * 3, *of, limit))
 
     def open_calls(self, limit: int = 100) -> list[CallRecord]:
         """Calls that are not settled, or that need a person, newest first."""
@@ -428,6 +430,10 @@ def _save_run(connection: sqlite3.Connection, change: RunChange) -> bool:
         values = (*columns.run_changes(change.record), change.expected_version)
         return connection.execute(_UPDATE_RUN, values).rowcount == 1
     return connection.execute(_INSERT_RUN, columns.run_values(change.record)).rowcount == 1
+
+
+def _within(namespace: str | None) -> tuple[str, tuple[str, ...]]:
+    return ("", ()) if namespace is None else (" and namespace = ?", (namespace,))
 
 
 def _glob(prefix: str) -> str:
