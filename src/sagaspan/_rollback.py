@@ -19,7 +19,7 @@ from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._call import Call
 from sagaspan._clock import new_id, now_us
-from sagaspan._compensation import Compensation
+from sagaspan._compensation import RESERVED, Compensation
 from sagaspan._tool import tool_of
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
@@ -27,7 +27,7 @@ from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, run_attempts
 from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, call_info
+from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Policy, Retry
@@ -175,7 +175,7 @@ class Rollback:
         lost = _lost(call_info(step), compensation)
         if lost is not None:
             step = await self._move(step, CallEvent.COMPENSATE)
-            missing = f"{compensation.name!r} asks for {lost!r}, which could not be recorded"
+            missing = f"{compensation.name!r} asks for {lost}"
             return await self._move(step, CallEvent.COMPENSATION_FAILED, detail=missing)
         span = self._span(step, compensation)
         call = self._call(step, compensation, span)
@@ -383,11 +383,17 @@ def _said(error: BaseException | None) -> str | None:
 
 
 def _lost(forward: CallInfo, compensation: Compensation) -> str | None:
-    """What the compensation asks for that could not be recorded; undoing with a stand-in would be a guess."""
-    if forward.result_lost is not None and compensation.declared & {"result", "compensation_data"}:
-        return "result"
+    """What the compensation asks for that nobody has, and why; undoing with a stand-in would be a guess."""
+    if compensation.declared & {"result", "compensation_data"}:
+        if forward.result_lost is not None:
+            return "'result', which could not be recorded"
+        if isinstance(forward.result, codecs.Unreadable):
+            return "'result', which cannot be read in the ledger"
+    if UNREADABLE in forward.args and (compensation.takes_all or compensation.declared - set(RESERVED)):
+        return "the arguments, which cannot be read in the ledger"
     wanted = set(forward.args) if compensation.takes_all else compensation.declared & set(forward.args)
-    return next((name for name in sorted(wanted) if isinstance(forward.args[name], codecs.Unrecorded)), None)
+    lost = (name for name in sorted(wanted) if isinstance(forward.args[name], codecs.Unrecorded))
+    return next((f"{name!r}, which could not be recorded" for name in lost), None)
 
 
 def _names(calls: Sequence[CallInfo]) -> str:

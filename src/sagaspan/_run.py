@@ -29,7 +29,7 @@ from sagaspan._context import current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone
 from sagaspan._tool import Tool
-from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed
+from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed, StoreError
 from sagaspan.keys import KeySource
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
 
@@ -283,6 +283,7 @@ class Run:
             entered = await saga.enter(
                 self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed, backend=backend
             )
+            output = _recorded_output(entered.record) if entered.replaying else None
         except BaseException as error:
             spans.end(span, {}, error)
             raise
@@ -290,8 +291,8 @@ class Run:
         self._span, self._entered = span, True
         self._uncertain = entered.resumed
         self.engine.open_runs += 1
-        if self.replaying and self.record.output is not None:
-            self.output = codecs.decode(self.record.output)
+        if output is not None:
+            self.output = output
         if entered.previous is not None:
             _link(span, entered.previous)
 
@@ -406,6 +407,15 @@ class Run:
         if self.record.reason is not None:
             attributes[semconv.RUN_REASON] = self.record.reason
         return attributes
+
+
+def _recorded_output(record: RunRecord) -> Any:
+    try:
+        return None if record.output is None else codecs.decode(record.output)
+    except codecs.Undecodable as problem:
+        raise StoreError(
+            f"the run {record.id!r} is completed, but its recorded output cannot be read: {problem}; nothing ran"
+        ) from problem
 
 
 def _opening(record: RunRecord) -> dict[str, str]:

@@ -66,6 +66,7 @@ async def enter(
             return Entered(record=opened)
         existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
         if existing is not None:
+            check_known(existing)
             _check_identity(existing, wanted)
             undone = unnamed and existing.state is RunState.COMPENSATED
             entered = await _reenter(engine, existing, wanted, reopen=reopen or undone, backend=backend)
@@ -151,6 +152,15 @@ async def _take(
 
 def _last_claim(store: Store, run: RunRecord) -> int:
     return max((call.claim_seq for call in family(store, run)), default=run.committed_seq)
+
+
+def check_known(run: RunRecord) -> None:
+    """Touch no run whose state means something that nobody here knows; raises ``StoreError``."""
+    if not isinstance(run.state, RunState):
+        raise StoreError(
+            f"the run {run.id!r} is in the state {run.state!r}, which this sagaspan does not know; upgrade it, or mend "
+            "the row of the ledger (nothing was changed)"
+        )
 
 
 def _check_identity(existing: RunRecord, wanted: RunRecord) -> None:

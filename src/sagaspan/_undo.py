@@ -59,6 +59,7 @@ async def undo(
     run = await backend.io(engine.store.get_run, engine.namespace, run_id)
     if run is None:
         raise RunError(f"there is no run {run_id!r} in the namespace {engine.namespace!r}; see: sagaspan runs list")
+    saga.check_known(run)
     if seen is not None and run.version != seen:
         raise RunError(f"the run {run_id!r} has changed since it was shown, so nothing was undone; look again")
     # Calls outside a run rest on nothing that the session does next, so one of them needs nobody to stop.
@@ -75,6 +76,7 @@ async def undo_run(engine: Engine, run_id: str, *, reason: str, error: str, back
     run = await backend.io(engine.store.get_run, engine.namespace, run_id)
     if run is None:
         return Undone()
+    saga.check_known(run)
     await _check_nobody_inside(engine, run, backend)
     return await _whole_run(engine, run, dry_run=False, probe=True, backend=backend, reason=reason, error=error)
 

@@ -94,7 +94,8 @@ def _say_holder(run: RunInfo, settings: Settings) -> None:
 
 def trace_of(traceparent: str | None) -> str | None:
     """The trace id of a ``traceparent``."""
-    return traceparent.split("-")[1] if traceparent else None
+    parts = (traceparent or "").split("-")
+    return parts[1] if len(parts) == 4 else None
 
 
 def _call_rows(calls: tuple[CallInfo, ...]) -> list[tuple[object, ...]]:

@@ -10,12 +10,12 @@ from sagaspan import _owner as owner
 from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._clock import new_id, now_us
 from sagaspan._context import nothing_in_force
-from sagaspan._probe import Answer, Probe, Unsure, answer_of
+from sagaspan._probe import RESERVED, Answer, Probe, Unsure, answer_of
 from sagaspan.exceptions import NotApplied
 from sagaspan.ledger import resolution, transitions
 from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, call_info
+from sagaspan.ledger.records import UNREADABLE, AuditRow, CallRecord, CallState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
@@ -61,8 +61,10 @@ async def resolve_in_doubt(
 
 
 async def _ask(probe: Probe, record: CallRecord, backend: Backend) -> Answer:
-    arguments = probe.arguments(call_info(record))
-    function = probe.function
+    info, function = call_info(record), probe.function
+    if UNREADABLE in info.args and (probe.takes_all or probe.declared - set(RESERVED)):
+        return Unsure("it asks for the arguments, which cannot be read in the ledger")
+    arguments = probe.arguments(info)
 
     def body() -> Any:
         with nothing_in_force():

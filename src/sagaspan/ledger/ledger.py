@@ -490,8 +490,18 @@ def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
             "(repeat='new' runs it again)",
             record.tool, call_info(record).ended,
         )  # fmt: skip
-    value = None if record.result is None else codecs.decode(record.result)
-    return Result(value=value, state=record.state, outcome=outcome, record=record)
+    return Result(value=_recorded_value(call, record), state=record.state, outcome=outcome, record=record)
+
+
+def _recorded_value(call: Call, record: CallRecord) -> Any:
+    try:
+        return None if record.result is None else codecs.decode(record.result)
+    except codecs.Undecodable as problem:
+        raise OutcomeUnknown(
+            f"tool {call.tool.name!r} is done and is not run again, but its recorded result cannot be read: {problem}. "
+            f"See: sagaspan show {record.id}",
+            call=call_info(record), tool_ran="yes",
+        ) from problem  # fmt: skip
 
 
 def _claimable(call: Call, record: CallRecord) -> _Again:

@@ -15,6 +15,8 @@ from sagaspan import codecs
 
 SESSION: Final = "session"
 """The name of the run that calls outside any run share, and what stands where another run's input is fingerprinted."""
+UNREADABLE: Final = ""
+"""Under which name ``CallInfo.args`` holds what stands for arguments that cannot be read."""
 
 
 class CallState(StrEnum):
@@ -159,7 +161,10 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallInfo:
-    """A call as users see it. ``result`` and ``args`` are what was recorded (see ``sagaspan.codecs``)."""
+    """A call as users see it. ``result`` and ``args`` are what was recorded (see ``sagaspan.codecs``).
+
+    What is recorded but cannot be read is a ``codecs.Unreadable``; of arguments it stands under the name ``""``.
+    """
 
     id: str
     tool: str
@@ -211,9 +216,12 @@ class RunInfo:
     calls: tuple[CallInfo, ...] = field(default=(), repr=False)
 
 
+_LAST_US: Final = 253_370_764_800_000_000  # the year 9999
+
+
 def moment(microseconds: int) -> dt.datetime:
-    """An aware UTC ``datetime`` of microseconds since the epoch."""
-    return dt.datetime.fromtimestamp(microseconds / 1e6, tz=dt.UTC)
+    """An aware UTC ``datetime`` of microseconds since the epoch; a time that no calendar has is the nearest it has."""
+    return dt.datetime.fromtimestamp(min(max(microseconds, 0), _LAST_US) / 1e6, tz=dt.UTC)
 
 
 def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
@@ -222,8 +230,8 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         id=record.id,
         tool=record.tool,
         state=record.state,
-        args=codecs.decode(record.arguments),
-        result=None if record.result is None else codecs.decode(record.result),
+        args=_arguments(record.arguments),
+        result=None if record.result is None else codecs.shown(record.result),
         result_lost=record.result_lost,
         error=_error(record.error_type, record.error_message),
         attempts=record.attempts,
@@ -257,9 +265,9 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = ()) -> RunInfo:
         user=record.user,
         tenant=record.tenant,
         agent=record.agent,
-        tags=codecs.decode(record.tags),
-        input=None if record.input is None else codecs.decode(record.input),
-        output=None if record.output is None else codecs.decode(record.output),
+        tags=_arguments(record.tags),
+        input=None if record.input is None else codecs.shown(record.input),
+        output=None if record.output is None else codecs.shown(record.output),
         on_interrupt=record.on_interrupt,
         reopened=record.generation,
         traceparent=record.traceparent,
@@ -268,6 +276,13 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = ()) -> RunInfo:
         ended=None if record.ended_us is None else moment(record.ended_us),
         calls=calls,
     )
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    value = codecs.shown(text)
+    if isinstance(value, dict):
+        return value
+    return {UNREADABLE: value if isinstance(value, codecs.Unreadable) else codecs.Unreadable("<no arguments>")}
 
 
 def _error(kind: str | None, message: str | None) -> str | None:

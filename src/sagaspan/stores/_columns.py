@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
@@ -40,16 +41,35 @@ lease_values = attrgetter(*LEASE_COLUMNS)
 def call_record(row: Sequence[Any]) -> CallRecord:
     """The record of a row selected by ``CALL_COLUMNS``."""
     values = dict(zip(CALL_COLUMNS, row, strict=True))
-    values["state"] = CallState(values["state"])
-    values["phase"] = Phase(values["phase"])
     values["declared_write"] = bool(values["declared_write"])
+    try:
+        values["state"] = CallState(values["state"])
+        values["phase"] = Phase(values["phase"])
+    except ValueError:
+        values |= _dead_letter(values)
     return CallRecord(**values)
 
 
+def _dead_letter(values: dict[str, Any]) -> dict[str, Any]:
+    """A call whose row says what nobody knows may have happened: a person decides, and no run ends as if it had not."""
+    return {
+        "state": CallState.NEEDS_HUMAN,
+        "phase": Phase(values["phase"]) if values["phase"] in list(Phase) else Phase.FORWARD,
+        "declared_write": True,
+        "error_type": "store_error",
+        "error_message": f"its row in the ledger has the state {values['state']!r} and the phase {values['phase']!r}, "
+        "which this sagaspan does not know",
+    }
+
+
 def run_record(row: Sequence[Any]) -> RunRecord:
-    """The record of a row selected by ``RUN_COLUMNS``."""
+    """The record of a row selected by ``RUN_COLUMNS``.
+
+    A state that nobody knows stays as it is: nothing is allowed in it, but the run can be looked at.
+    """
     values = dict(zip(RUN_COLUMNS, row, strict=True))
-    values["state"] = RunState(values["state"])
+    with contextlib.suppress(ValueError):
+        values["state"] = RunState(values["state"])
     return RunRecord(**values)
 
 

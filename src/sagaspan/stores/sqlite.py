@@ -18,13 +18,16 @@ from typing import Any, Final
 
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
-from sagaspan.exceptions import StoreUnavailable
+from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, RunRecord, RunState
 from sagaspan.ledger.store import CallChange, Change, RunChange
 from sagaspan.stores import _columns as columns
 from sagaspan.stores._migrate import current_version, migrate
+from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 
 BUSY_SECONDS: Final = 10.0
+"""How long to wait for a lock of another process; who queues up behind one of ours waits twice as long at most."""
+
 PRIMED_BYTES: Final = 4_200_000
 """Past ``wal_autocheckpoint`` (1000 pages): a WAL that never grows while it is written commits a third faster."""
 
@@ -115,6 +118,10 @@ delete from owners
 _CLAIM_SEQ: Final = columns.CALL_COLUMNS.index("claim_seq")
 
 
+_EVERYBODY_S: Final = (sqlite3.OperationalError,)
+"""A locked, full or failing file is the matter of everybody who waits to write; other errors are of one request."""
+
+
 class _Request:
     """Changes that wait to be written, and how that ended."""
 
@@ -125,9 +132,9 @@ class _Request:
         self.synced = synced
         self.ended = False
         self._saved = False
-        self._error: StoreUnavailable | None = None
+        self._error: StoreError | None = None
 
-    def end(self, *, saved: bool = False, error: StoreUnavailable | None = None) -> None:
+    def end(self, *, saved: bool = False, error: StoreError | None = None) -> None:
         self._saved, self._error, self.ended = saved, error, True
 
     def outcome(self) -> bool:
@@ -139,13 +146,23 @@ class _Request:
 class SqliteStore:
     """A ledger in one file (0600), opened at first use and again in a forked child."""
 
-    def __init__(self, path: Path, *, migrate: str = "auto", durability: str = "normal", create: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        migrate: str = "auto",
+        durability: str = "normal",
+        create: bool = True,
+        mountinfo: Path = MOUNTINFO,
+    ) -> None:
         self.path = path = Path(os.path.realpath(path))  # one name for one file, wherever the process goes
         self.url = f"sqlite:///{path}"
         self._migrate = migrate == "auto"
         self._always_sync = durability == "full"
         self._create = create
+        self._mountinfo = mountinfo
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
         self._begin()
         _stores.add(self)
 
@@ -167,9 +184,16 @@ class SqliteStore:
         """
         request = _Request(changes, synced or self._always_sync)
         self._queue.append(request)
-        with self._connected() as connection:
-            if not request.ended:
-                self._write_all(connection)
+        try:
+            with self._connected() as connection:
+                if not request.ended:
+                    self._write_all(connection)
+        except BaseException as error:
+            # Whoever was told that it failed must not find it done by the next writer: no half-claimed call.
+            with self._lock, contextlib.suppress(ValueError):
+                self._queue.remove(request)
+            if not (request.ended and isinstance(error, Exception)):  # else somebody had written it already
+                raise
         return request.outcome()
 
     def _write_all(self, connection: sqlite3.Connection) -> None:
@@ -184,16 +208,23 @@ class SqliteStore:
     def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
         try:
             _write(connection, batch)
-        except sqlite3.Error as error:
-            if len(batch) > 1:  # what is wrong with one of them is no matter of the others
-                for request in batch:
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            if len(batch) > 1 and not isinstance(error, _EVERYBODY_S):
+                for request in batch:  # what is wrong with one of them is no matter of the others
                     self._write_batch(connection, [request])
-            else:
-                batch[0].end(error=StoreUnavailable(_explain(self.path, error)))
+                return
+            for request in batch:
+                request.end(error=self._error(error))
+
+    def _error(self, error: Exception) -> StoreError:
+        if isinstance(error, sqlite3.Error):
+            return StoreUnavailable(_explain(self.path, error))
+        return StoreError(f"the ledger {self.path} cannot hold a value of this record ({error}); nothing was started")
 
     def renew(self, lease: LeaseRecord) -> None:
-        """Save a lease under its owner; see ``Store.renew``."""
+        """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its file."""
         with self._connected() as connection:
+            self._check_in_place()
             connection.execute("pragma synchronous = normal")
             connection.execute(_RENEW, columns.lease_values(lease))
 
@@ -314,7 +345,12 @@ class SqliteStore:
 
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
         with self._connected() as connection:
-            return connection.execute(query, values).fetchall()
+            try:
+                return connection.execute(query, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "decode" not in str(error):
+                    raise
+                return _fetch_damaged(connection, query, values)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -326,10 +362,26 @@ class SqliteStore:
             except sqlite3.Error as error:
                 raise StoreUnavailable(_explain(self.path, error)) from error
 
+    def _check_in_place(self) -> None:
+        """SQLite goes on writing to a file that was deleted or replaced: what is claimed there protects nothing."""
+        if _identity(self.path) != self._file:
+            raise StoreUnavailable(
+                f"the ledger {self.path} was moved, deleted or replaced while it was in use; put it back, or start "
+                "this process again (nothing was started)"
+            )
+
+    def _address(self) -> str:
+        """The file as SQLite opens it: one that is only read, and lies where nothing can be written, as it is."""
+        beside = Path(f"{self.path}-wal")
+        immutable = not self._create and not os.access(self.path.parent, os.W_OK) and not beside.exists()
+        return f"{self.path.as_uri()}?immutable=1" if immutable else self.path.as_uri()
+
     def _open(self) -> sqlite3.Connection:
+        refuse_network_files(self.path, self._mountinfo)
         self._prepare_file()
         connection = sqlite3.connect(
-            self.path,
+            self._address(),
+            uri=True,
             timeout=BUSY_SECONDS,
             isolation_level=None,
             check_same_thread=False,
@@ -344,6 +396,7 @@ class SqliteStore:
         except BaseException:
             connection.close()
             raise
+        self._file = _identity(self.path)
         return connection
 
     def _prepare_file(self) -> None:
@@ -372,6 +425,23 @@ class SqliteStore:
         connection.execute("insert into priming values (zeroblob(?))", (PRIMED_BYTES,))
         connection.execute("drop table priming")
         connection.execute("commit")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _fetch_damaged(connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[Any]:
+    """As ``fetchall`` where a text is not UTF-8: one damaged row must not hide all others."""
+    connection.text_factory = lambda data: data.decode("utf-8", "backslashreplace")
+    try:
+        return connection.execute(query, values).fetchall()
+    finally:
+        connection.text_factory = str
 
 
 def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
@@ -449,7 +519,17 @@ def _explain(path: Path, error: sqlite3.Error) -> str:
             f"try again"
         )
     if "readonly" in text:
-        return f"the ledger {path} is read-only; nothing was started, give this user write access or name another store"
+        return (
+            f"the ledger {path} is read-only; nothing was started, give this user write access to it and its folder, "
+            "or name another store"
+        )
+    if "unable to open" in text:
+        return f"the ledger {path} cannot be opened; nothing was started, give this user access to it and its folder"
+    if "disk I/O" in text:
+        return (
+            f"the disk of the ledger {path} failed ({text}): it is damaged, or a limit on file sizes was reached; "
+            "nothing was started"
+        )
     if "not a database" in text or "malformed" in text:
         return (
             f"{path} is not a readable SQLite ledger ({text}); it was left as it is, name another or restore a backup"
