@@ -78,7 +78,6 @@ class Engine:
         tracer_provider: TracerProvider | None,
         require_run: bool,
     ) -> None:
-        self.store = store
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
@@ -89,20 +88,30 @@ class Engine:
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
         self._made_with: dict[str, Compensation] = {}
         self._probes: dict[str, Probe] = {}
-        self._session: RunRecord | None = None
         self._lock = threading.Lock()
         self._warned: set[str] = set()
+        self._middleware = tuple(middleware)
+        self._innermost: tuple[Middleware, ...] = ()
+        self._work_on(store)
+
+    def _work_on(self, store: Store) -> None:
+        self.store = store
         self.judge = Judge(store)
         self.lease = Lease(store)
-        ledger = self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
+        self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
         self.lease.forked.append(self._begin_again)
+        self._session: RunRecord | None = None
+        self._fold()
+
+    def _fold(self) -> None:
         layers: list[Middleware] = [
             TelemetryMiddleware(self.tracer),
-            *middleware,
-            ReplayMiddleware(ledger.serve),
+            *self._middleware,
+            ReplayMiddleware(self._ledger.serve),
             SagaMiddleware(self.compensation_for),
+            *self._innermost,
         ]
-        self._onion = compose(layers, ledger)
+        self._onion = compose(layers, self._ledger)
 
     @property
     def no_span(self) -> Span:
@@ -355,6 +364,33 @@ class Engine:
                     raise
                 self._session = opened
         return self._session
+
+    @contextlib.contextmanager
+    def on_another_store(self, store: Store) -> Iterator[None]:
+        """Work on ``store`` within the block, and close it; raises ``ConfigurationError`` while a run is open."""
+        if self.open_runs:
+            raise ConfigurationError("another store cannot be put under a guard while a run of it is open")
+        mine = self.store, self.judge, self.lease, self._ledger, self._session
+        self._work_on(store)
+        try:
+            yield
+        finally:
+            try:
+                self.close()
+            finally:
+                self.store, self.judge, self.lease, self._ledger, self._session = mine
+                self._fold()
+
+    @contextlib.contextmanager
+    def with_innermost(self, layer: Middleware) -> Iterator[None]:
+        """``layer`` right around the ledger within the block: it sees only calls that are not served from there."""
+        self._innermost = (*self._innermost, layer)
+        self._fold()
+        try:
+            yield
+        finally:
+            self._innermost = tuple(other for other in self._innermost if other is not layer)
+            self._fold()
 
     def settle(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""

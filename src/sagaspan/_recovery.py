@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,7 @@ from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
-from sagaspan._clock import now_us
+from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
 from sagaspan._retries import ONCE, due_us
 from sagaspan._rollback import Steps, Undone, steps_of
@@ -182,8 +181,8 @@ class Recoverer:
 
     async def _watch_leases(self) -> None:
         """Wait until leases that look over, of owners elsewhere, have stood still for long enough to be sure."""
-        deadline = time.monotonic() + await self._backend.io(self._seconds_to_watch)  # one that lives is seen to beat
-        while not self._stop() and (left := deadline - time.monotonic()) > 0:
+        deadline = monotonic() + await self._backend.io(self._seconds_to_watch)  # one that lives is seen to beat
+        while not self._stop() and (left := deadline - monotonic()) > 0:
             await self._backend.sleep(min(left, 1.0))
 
     def _seconds_to_watch(self) -> float:

@@ -6,7 +6,6 @@ becomes a dead letter, ``compensation_failed``, and a person must look.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,7 +17,7 @@ from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._call import Call
-from sagaspan._clock import new_id, now_us
+from sagaspan._clock import monotonic, new_id, now_us
 from sagaspan._compensation import RESERVED, Compensation
 from sagaspan._tool import tool_of
 from sagaspan.exceptions import StoreUnavailable
@@ -314,11 +313,11 @@ class Rollback:
 
     async def _run_body(self, call: Call, record: CallRecord, retry: Retry) -> tuple[Ended, int]:
         """How the body ended, and how many attempts that took beside the first one."""
-        started, more = time.monotonic(), 0
+        started, more = monotonic(), 0
 
         async def next_attempt() -> None:
             nonlocal more
-            if time.monotonic() - started > PATIENCE_SECONDS:
+            if monotonic() - started > PATIENCE_SECONDS:
                 raise TimeoutError(f"the compensation {call.tool.name!r} did not succeed within {PATIENCE_SECONDS:g} s")
             more += 1
 

@@ -7,7 +7,6 @@ import contextlib
 import heapq
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextvars import Token
 from dataclasses import replace
@@ -24,6 +23,7 @@ from sagaspan import _undo as undo
 from sagaspan import codecs, semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
+from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
 from sagaspan._context import current_run
 from sagaspan._endings import ending_of
@@ -365,8 +365,8 @@ class Run:
 
     async def _await_calls(self, backend: Backend) -> None:
         """Let calls in other threads or tasks end: an undo must not come before its action."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._in_flight and time.monotonic() < deadline:
+        deadline = monotonic() + GRACE_SECONDS
+        while self._in_flight and monotonic() < deadline:
             await backend.sleep(0.01)
 
     def _raise(self, error: BaseException | None, report: Undone | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +11,7 @@ from opentelemetry.trace import Span
 
 from sagaspan import _owner as owner
 from sagaspan._backends import Backend
-from sagaspan._clock import now_us
+from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
 from sagaspan._rollback import PATIENT, Rollback, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
@@ -59,7 +58,7 @@ async def enter(
     ``unnamed``: its id is its place in an outer run. If it was undone there and the outer run went on, a resume of the
     outer run comes by again and starts it over.
     """
-    deadline = time.monotonic() + wait
+    deadline = monotonic() + wait
     opened, audit = transitions.open_run(wanted)
     while True:
         if await _commit_held(engine, RunChange(opened, audit), backend):
@@ -72,7 +71,7 @@ async def enter(
             entered = await _reenter(engine, existing, wanted, reopen=reopen or undone, backend=backend)
             if entered is not None:
                 return entered
-        if time.monotonic() >= deadline:
+        if monotonic() >= deadline:
             raise RunInProgress(
                 f"the run {wanted.id!r} is in progress elsewhere; wait for it (wait=SECONDS) or use another id"
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,7 +16,7 @@ from sagaspan import _owner as owner
 from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._call import Call, Result
-from sagaspan._clock import now_us
+from sagaspan._clock import monotonic, now_us
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, error_type, traceparent_of
 from sagaspan.exceptions import (
@@ -255,13 +254,13 @@ class Ledger:
                 "give it a key= that differs, or repeat='new'",
                 signature=call.key.value, count=1, call=call_info(record),
             )  # fmt: skip
-        deadline = time.monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
+        deadline = monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
         pause = 0.005
         while record.state is CallState.RUNNING:
             verdict = await call.io(self._judge.verdict, record.owner, record.id)
             if verdict is not Verdict.ALIVE:
                 return await call.io(self._declare_lost, record, verdict), semconv.OUTCOME_REPLAYED
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise CallInProgress(
                     f"tool {call.tool.name!r}: call {record.id} is still running elsewhere ({record.owner}); "
                     "try again when it has ended",

@@ -159,6 +159,7 @@ class SqliteStore:
         self.url = f"sqlite:///{path}"
         self._migrate = migrate == "auto"
         self._always_sync = durability == "full"
+        self._never_sync = durability == "off"  # for tests: survives its process, not a power cut
         self._create = create
         self._mountinfo = mountinfo
         self._connection: sqlite3.Connection | None = None
@@ -182,7 +183,7 @@ class SqliteStore:
         A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up, and the
         next of them writes for all: one sync serves a crowd.
         """
-        request = _Request(changes, synced or self._always_sync)
+        request = _Request(changes, (synced or self._always_sync) and not self._never_sync)
         self._queue.append(request)
         try:
             with self._connected() as connection:
@@ -391,7 +392,7 @@ class SqliteStore:
             current_version(connection, str(self.path))  # before anything is written to what may not be ours
             connection.execute("pragma journal_mode = wal")
             migrate(connection, str(self.path), apply=self._migrate)
-            if self._create:
+            if self._create and not self._never_sync:
                 self._prime(connection)
         except BaseException:
             connection.close()
