@@ -1145,10 +1145,12 @@ async def test_a_rollback_is_not_cancelled_halfway(guard: Guard) -> None:
         async with guard.run(id="a", on_interrupt="compensate"):
             await act(1)
             await act(2)
-            await asyncio.sleep(10)
+            done.set()
+            await asyncio.sleep(60)
 
+    done = asyncio.Event()
     task = asyncio.create_task(job())
-    await asyncio.sleep(0.1)
+    await done.wait()
     for _ in range(5):
         task.cancel()
         await asyncio.sleep(0.01)

@@ -15,7 +15,7 @@ from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._retries import ONCE, due_us
 from sagaspan._rollback import undo_of
-from sagaspan.exceptions import StoreUnavailable
+from sagaspan.exceptions import LockConflict, StoreUnavailable
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.store import Store
@@ -75,10 +75,10 @@ def run_at_rest(store: Store, judge: Judge, step: CallRecord) -> RunRecord | Non
 
 
 async def _undo(engine: Engine, run: RunRecord, step: CallRecord, backend: Backend) -> CallRecord:
-    rollback = saga.rollback_of(engine, run, backend=backend, span=engine.no_span, again=ONCE)
+    rollback = saga.rollback_of(engine, run, backend=backend, span=engine.no_span, again=ONCE, lock=True)
     try:
         await rollback([step])
-    except StoreUnavailable as error:
+    except (LockConflict, StoreUnavailable) as error:
         _log.warning("call %s of tool %r was left to another worker: %s", step.id, step.tool, error)
     return await backend.io(engine.store.get_call, step.id) or step  # raises if the store really is unavailable
 

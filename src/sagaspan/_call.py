@@ -26,6 +26,7 @@ class Declared:
     """What the layers want of the claim; the ledger writes all of it at once."""
 
     compensation: Compensation | None = None
+    locks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Call:
 
     ``invoke`` runs the unguarded body with all arguments by name (an awaitable if the tool is async). ``run`` is the
     run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of it.
+    ``under`` is the id of the run under whose locks it works, if any: of a call that a compensation makes, the run that
+    is undone.
     """
 
     id: str
@@ -46,6 +49,7 @@ class Call:
     generation: int
     idempotency_key: str
     run: RunRecord
+    under: str | None = None
     resumed: bool = False
     replaying: bool = False
     occurrence: int = 0

@@ -292,6 +292,7 @@ class Engine:
             generation=0,
             idempotency_key=idempotency_key(self.namespace, key.scope, tool.name, key.value, 0),
             run=record,
+            under=_under(run, parent),
             resumed=run is not None and run.goes_on_from_before,
             replaying=run is not None and run.replaying,
             occurrence=occurrence,
@@ -417,6 +418,13 @@ def call_sync(engine: Engine, tool: Tool, args: tuple[Any, ...], kwargs: Mapping
     """Call ``tool`` as its function is called, for a synchronous caller."""
     arguments, context = tool.bind(args, kwargs)
     return run_sync(engine.call(tool, arguments, context=context, invoke=tool.invoke, backend=SYNC))
+
+
+def _under(run: Run | None, parent: Call | None) -> str | None:
+    """The run whose locks a call works under that ``parent`` makes in ``run``."""
+    if run is not None:
+        return run.id
+    return None if parent is None else parent.under
 
 
 def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, run_attempts
 from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
-from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info
+from sagaspan.ledger.locks import commit_with, step_as_holder
+from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info, names_of
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Policy, Retry
@@ -132,7 +133,8 @@ def _covered(call: CallRecord, by_id: dict[str, CallRecord]) -> bool:
 class Rollback:
     """Undoes the steps of one run, waiting through ``backend``; its spans are children of ``parent``.
 
-    ``again`` is how often a step is tried that could not be undone before.
+    ``again`` is how often a step is tried that could not be undone before. ``lock``: the run may be over, so each step
+    takes its locks again.
     """
 
     def __init__(
@@ -146,7 +148,9 @@ class Rollback:
         parent: Span,
         backend: Backend,
         again: Retry = PATIENT,
+        lock: bool = False,
     ) -> None:
+        self._lock = lock
         self._judge = judge
         self._again = again
         self._store = store
@@ -204,6 +208,16 @@ class Rollback:
         if not self._store.commit(changes, synced=True):
             raise self._taken_over()
 
+    def _save_locked(self, step: CallRecord, changes: list[CallChange]) -> None:
+        names = names_of(step.locks) if self._lock else ()
+        if not names:
+            self._save(*changes)
+            return
+        holder = step_as_holder(self._store, step, self._run)
+        what = f"the call {step.id} of tool {step.tool!r} is not undone"
+        if not commit_with(self._store, changes, names, holder, what=what, synced=True):
+            raise self._taken_over()
+
     def _taken_over(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"the rollback of run {self._run.id!r} was taken over by another worker; this one changes nothing more"
@@ -224,7 +238,7 @@ class Rollback:
         record, changes = self._claimed(call, step, existing)
         owner.hold(record.id)
         try:
-            self._save(compensating, *changes)
+            self._save_locked(step, [compensating, *changes])
         except BaseException:
             owner.drop(record.id)
             raise
@@ -305,6 +319,7 @@ class Rollback:
             generation=0,
             idempotency_key=key,
             run=replace(self._run, id=step.run_id),
+            under=step.run_id,
             phase=Phase.COMPENSATION,
             backend=self._backend,
             span=span,

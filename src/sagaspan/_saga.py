@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,9 +15,9 @@ from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
 from sagaspan._rollback import PATIENT, Rollback, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
-from sagaspan.ledger import transitions
+from sagaspan.ledger import locks, transitions
 from sagaspan.ledger.families import family
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
@@ -26,6 +26,7 @@ from sagaspan.policy import Retry
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
+_CLOSED_WITH_ITS_OUTER_RUN: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
 _RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.FAILED)
 
 
@@ -78,8 +79,10 @@ async def enter(
         await backend.sleep(0.05)
 
 
-async def _commit_held(engine: Engine, change: RunChange, backend: Backend) -> bool:
+async def _commit_held(engine: Engine, change: RunChange, backend: Backend, names: Collection[str] = ()) -> bool:
     """Commit a change that enters a run; False if another worker is inside it or was faster.
+
+    Raises ``LockConflict`` if one of the locks ``names``, which are taken with it, is held.
 
     It is held before it is on disk: between the two another ``Run`` of this process would think us dead.
     """
@@ -87,16 +90,20 @@ async def _commit_held(engine: Engine, change: RunChange, backend: Backend) -> b
         return False
     entered = False
     try:
-        entered = await backend.io(_commit_covered, engine, change)
+        entered = await backend.io(_commit_covered, engine, change, names)
     finally:
         if not entered:
             owner.drop(token(engine.store, change.record))
     return entered
 
 
-def _commit_covered(engine: Engine, change: RunChange) -> bool:
+def _commit_covered(engine: Engine, change: RunChange, names: Collection[str]) -> bool:
     engine.lease.cover()
-    return engine.store.commit([change], synced=False)
+    if not names:
+        return bool(engine.store.commit([change], synced=False))
+    holder = locks.run_as_holder(engine.store, change.record)
+    what = f"the run {change.record.id!r} is not undone"
+    return bool(locks.commit_with(engine.store, [change], names, holder, what=what, synced=False))
 
 
 async def _reenter(
@@ -214,11 +221,13 @@ async def leave(
     return await roll_back(engine, run, backend=backend, span=span)
 
 
-def rollback_of(engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry = PATIENT) -> Rollback:
-    """What undoes steps of ``run`` with the compensations of ``engine``."""
+def rollback_of(
+    engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry = PATIENT, lock: bool = False
+) -> Rollback:
+    """What undoes steps of ``run`` with the compensations of ``engine``; see ``Rollback``."""
     return Rollback(
         engine.store, run, judge=engine.judge, find=engine.find_compensation, tracer=engine.tracer, parent=span,
-        backend=backend, again=again,
+        backend=backend, again=again, lock=lock,
     )  # fmt: skip
 
 
@@ -273,16 +282,24 @@ async def take_and_roll_back(
     left: Collection[str] = (),
     **changes: Any,
 ) -> tuple[RunRecord, Undone] | None:
-    """Undo a run that nobody is inside of, as ``roll_back``; None if somebody else took it first."""
+    """Undo a run that nobody is inside of, as ``roll_back``; None if somebody else took it first.
+
+    A run that was over has let go of its locks: it takes those of the steps to undo again, or raises ``LockConflict``.
+    """
+    names = await backend.io(lambda: _locks_of(steps_of(engine.store, run).undoable))
     after, audit = transitions.move_run(
         run, RunEvent.COMPENSATE, now_us(), owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )
-    if not await _commit_held(engine, RunChange(after, audit, run.version), backend):
+    if not await _commit_held(engine, RunChange(after, audit, run.version), backend, names):
         return None
     try:
         return await roll_back(engine, after, backend=backend, span=engine.no_span, again=again, left=left)
     finally:
         owner.drop(token(engine.store, run))
+
+
+def _locks_of(steps: Iterable[CallRecord]) -> set[str]:
+    return {name for step in steps for name in names_of(step.locks)}
 
 
 async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend) -> RunRecord | None:
@@ -300,7 +317,7 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend) 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:
     for child in await backend.io(engine.store.children_of, run.namespace, run.id):
         await _close_children(engine, child, complete=complete, backend=backend)
-        if child.state is RunState.COMPLETED:
+        if child.state in _CLOSED_WITH_ITS_OUTER_RUN:
             child = await _move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
             await _move(engine, child, event, backend, synced=False)

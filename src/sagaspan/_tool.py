@@ -42,6 +42,7 @@ class Tool:
     description: str
     compensation: Compensation | None
     key_expression: Expression | None
+    lock_expression: Expression | None = None
     probe: Probe | None = None
     suspends: tuple[type[BaseException], ...] = ()
 
@@ -67,6 +68,24 @@ class Tool:
             return {}
         given = self.signature.bind_partial(*args, **kwargs).arguments
         return {name: None for name in names if name not in given}
+
+    def locks_of(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of the locks that a call with ``arguments`` takes; raises ``ConfigurationError``."""
+        try:
+            if self.lock_expression is not None:
+                value = self.lock_expression.evaluate(arguments)
+            else:
+                function: Any = self.policy.lock
+                value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
+        except Exception as error:
+            raise ConfigurationError(
+                f"tool {self.name!r} did not run: its lock failed: {type(error).__name__}: {error}"
+            ) from error
+        if not value or not isinstance(value, str | list | tuple | set | frozenset):
+            raise ConfigurationError(
+                f"tool {self.name!r} did not run: its lock came out as {value!r}; it must be a name, or a list of names"
+            )
+        return (value,) if isinstance(value, str) else tuple(value)
 
     def invoke(self, arguments: Mapping[str, Any]) -> Any:
         """Call the unguarded function with bound arguments (an awaitable if it is async)."""
@@ -108,7 +127,8 @@ def tool_of(
         module=getattr(function, "__module__", None) or "",
         description=description or inspect.getdoc(function) or "",
         compensation=_compensation(policy, parameters, where),
-        key_expression=_key_expression(policy, parameters, where),
+        key_expression=_expression(policy.key, "key", parameters, where),
+        lock_expression=_expression(policy.lock, "lock", parameters, where),
         probe=_probe(policy, parameters, where),
         suspends=suspends,
     )
@@ -143,6 +163,8 @@ def _check_policy(name: str, policy: Policy) -> None:
         )
     if policy.effect in ("read", "irreversible") and policy.compensate is not None:
         raise ConfigurationError(f"tool {name!r} has effect={policy.effect!r} and compensate=: one of them is wrong")
+    if policy.lock_wait is not None and policy.lock is None:
+        raise ConfigurationError(f"tool {name!r} has lock_wait= but no lock= to wait for; say which lock it takes")
 
 
 def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Compensation | None:
@@ -161,17 +183,22 @@ def _probe(policy: Policy, parameters: tuple[str, ...], where: str) -> Probe | N
     return probe_of(function, parameters, where=where, timeout=policy.timeout, settle=policy.settle or 0.0)
 
 
-def _key_expression(policy: Policy, parameters: tuple[str, ...], where: str) -> Expression | None:
-    if policy.key is None:
+def _expression(
+    value: str | Callable[..., Any] | None, field: str, parameters: tuple[str, ...], where: str
+) -> Expression | None:
+    """The compiled expression of ``field``; None if it is a function, which is checked too, or nothing."""
+    if value is None:
         return None
-    if isinstance(policy.key, str):
-        expression = Expression(policy.key, where=f"{where}, key")
+    if isinstance(value, str):
+        expression = Expression(value, where=f"{where}, {field}")
         expression.check(parameters)
         return expression
-    unknown = [name for name in inspect.signature(policy.key).parameters if name not in parameters]
+    if is_async_callable(value):
+        raise ConfigurationError(f"{where}: its {field} function is async, but it is called without a loop; use def")
+    unknown = [name for name in inspect.signature(value).parameters if name not in parameters]
     if unknown:
         raise ConfigurationError(
-            f"{where}: nothing can fill the parameter {unknown[0]!r} of its key function; "
+            f"{where}: nothing can fill the parameter {unknown[0]!r} of its {field} function; "
             f"it can take {', '.join(parameters) or 'nothing'}"
         )
     return None

@@ -12,6 +12,7 @@ from sagaspan._clock import now_us
 from sagaspan._probe import NOT_GIVEN
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
+from sagaspan.ledger.locks import held_by_run
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunInfo, RunRecord, RunState, call_info, run_info
 from sagaspan.ledger.resolution import DUPLICATE, Resolution, decided_by_hand
 from sagaspan.ledger.store import CallChange, Store
@@ -36,9 +37,9 @@ class Runs:
         return next((self.complete(record) for record in self._store.match_runs(id) if record.id == id), None)
 
     def complete(self, record: RunRecord) -> RunInfo:
-        """A run's record with its calls."""
+        """A run's record with its calls and the locks it holds."""
         calls = tuple(call_info(call) for call in self._store.calls_of(record.namespace, record.id))
-        return run_info(record, calls)
+        return run_info(record, calls, held_by_run(self._store, record))
 
 
 class Calls:

@@ -86,6 +86,9 @@ class Policy(_Declared):
                     them a call in doubt is sent again with its key
     ``marks_sending``  the body calls ``current_call().sending()`` right before it sends: what died before has not
                     happened
+    ``lock``        semantic locks: CEL over the arguments, or a function of them, that gives a name or a list of names;
+                    the run (outside one: the call) holds them until it is over
+    ``lock_wait``   seconds to wait for a lock that another one holds (0: ``LockConflict`` at once)
     ``critical``    True: a failure stops the agent and compensates; False: it is returned as data
     ==============  ===================================================================================
 
@@ -105,6 +108,8 @@ class Policy(_Declared):
     settle: Settle | None = None
     downstream_dedupes_for: Seconds | None = None
     marks_sending: bool = False
+    lock: str | Callable[..., Any] | None = None
+    lock_wait: Settle | None = None
     critical: bool | None = None
 
     def replace(self, **fields: Any) -> Self:

@@ -99,3 +99,29 @@ def test_who_holds_what_goes_on(sagaspan: Sagaspan, home: Path, monkeypatch: pyt
     assert nexts["call"].startswith("sagaspan calls resolve ")
     assert "needs a person" in sagaspan("recover").out
     assert {item["state"] for item in sagaspan("status", "--json").json} == {"held", "unknown"}
+
+
+def test_locks_kept_by_what_needs_a_person(sagaspan: Sagaspan, guard: Guard) -> None:
+    """Whoever is refused a lock finds here who keeps it, and ``show`` names it too."""
+
+    @guard.tool(effect="write", lock="['seat:' + seat, 'hall']")
+    def book(seat: str) -> None:
+        raise TimeoutError
+
+    @guard.tool(lock="'lamp'")
+    def look() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError), guard.run(id="held-1"):
+        book("7A")
+    with pytest.raises(TimeoutError):
+        look()
+    items = {item["what"]: item for item in sagaspan("status", "--json").json}
+    assert items["run"]["locks"] == ["hall", "seat:7A"]
+    assert items["look"]["locks"] == ["lamp"]  # in doubt and no write, but nobody else can take its lock
+    assert items["look"]["next"].startswith("sagaspan calls resolve ")
+    assert items["book"]["locks"] == []  # they are its run's
+    assert "keeps the locks hall, seat:7A" in sagaspan("status").out
+    assert "hall, seat:7A" in sagaspan("show", "held-1").out
+    assert sagaspan("runs", "show", "held-1", "--json").json["locks"] == ["hall", "seat:7A"]
+    assert "hall, seat:7A" in sagaspan("show", items["book"]["id"]).out

@@ -13,6 +13,7 @@ from sagaspan.cli._holders import RECOVER, held_by
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
 from sagaspan.ledger.judgement import Verdict
+from sagaspan.ledger.locks import held_by_call, held_by_run
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState
 
 _RUNS: Final = {
@@ -30,7 +31,7 @@ _LIMIT: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One thing that needs a person."""
+    """One thing that needs a person; ``locks`` are those that nobody else can take meanwhile."""
 
     kind: str
     id: str
@@ -38,6 +39,7 @@ class Item:
     state: str
     why: str
     next: str
+    locks: tuple[str, ...] = ()
 
 
 @click.command()
@@ -58,7 +60,8 @@ def status(context: click.Context, settings: Settings) -> None:
 
 
 def _row(item: Item) -> tuple[str, ...]:
-    return (f"{item.kind} {item.what}", item.id, item.state, item.why, item.next)
+    kept = f"; keeps the locks {', '.join(item.locks)}" if item.locks else ""
+    return (f"{item.kind} {item.what}", item.id, item.state, item.why + kept, item.next)
 
 
 def _run_items(store: Any) -> Iterator[Item]:
@@ -74,6 +77,7 @@ def _run_items(store: Any) -> Iterator[Item]:
                 state=run.state,
                 why=_because(why, run),
                 next=RECOVER if orphaned else f"sagaspan show {run.id}",
+                locks=held_by_run(store, run),
             )
 
 
@@ -98,14 +102,15 @@ def _because(why: str, run: RunRecord) -> str:
 
 def _call_items(store: Any) -> Iterator[Item]:
     for call in store.open_calls(_LIMIT):
-        if call.state is CallState.UNKNOWN and not call.declared_write:
+        locks = held_by_call(store, call)
+        if call.state is CallState.UNKNOWN and not call.declared_write and not locks:
             continue  # in doubt, but nobody has to act on a read
         why = _CALLS.get(call.state) or _abandoned(store, call) or _queued(store, call)
         if why is not None:
             yield Item(
                 kind="call", id=call.id, what=call.tool, state=call.state,
                 why=why if call.error_message is None else f"{why}: {short(call.error_message, 80)}",
-                next=_next(call),
+                next=_next(call), locks=locks,
             )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -43,9 +43,10 @@ from sagaspan.ledger.in_doubt import (
 )
 from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.leases import Lease
+from sagaspan.ledger.locks import holder_of, in_order, taking, wait_for
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import BODY_ENDED, BODY_RUNS, IN_DOUBT, MARKS, PERMITTED, RESENT, permitted
-from sagaspan.ledger.store import CallChange, Store
+from sagaspan.ledger.store import CallChange, Change, Commit, LockChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
 
@@ -110,6 +111,8 @@ class Ledger:
     # -- claim ---------------------------------------------------------------------------------------------
 
     async def _claim(self, call: Call) -> tuple[Call, _Claim] | Result:
+        if call.declared.locks:
+            call = in_order(call)
         record, audit = transitions.open_call(_new_record(call), _marks(call))
         if await self._commit_claim(call, [CallChange(record, audit, claims=True, run_epoch=call.run.epoch)]):
             return call, _Claim(record)
@@ -138,6 +141,7 @@ class Ledger:
                 now_us=now_us(),
                 traceparent=traceparent_of(call.span),
                 detail=again.why,
+                locks=_lock_names(call),
             )
             changes = [CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch)]
         else:
@@ -162,10 +166,30 @@ class Ledger:
             raise _closed(call)
 
     async def _commit_claim(self, call: Call, changes: list[CallChange], *, in_doubt: bool = False) -> bool:
-        """Claim the call of the last change; it is held from before it is on disk until ``_run`` lets it go."""
+        """Claim the call of the last change with the locks it needs; False if its record is not as it was.
+
+        Raises ``LockConflict`` if another one keeps a lock for longer than ``lock_wait``.
+        """
         if self._unsettled:
             await call.io(self.settle_leftovers)
-        record, claimed = changes[-1].record, False
+        record = changes[-1].record
+        if not call.declared.locks:
+            return bool(await self._commit_held(call, record, changes, in_doubt))
+        deadline = monotonic() + (call.tool.policy.lock_wait or 0.0)
+        while True:
+            locks = await call.io(self._locks_for, call)
+            # The locks come last: where the record itself answers the call, none is needed.
+            commit = await self._commit_held(call, record, [*changes, *locks], in_doubt)
+            if not isinstance(commit.refused, LockChange):
+                return bool(commit)
+            await wait_for(self._store, call, deadline)
+
+    def _locks_for(self, call: Call) -> list[LockChange]:
+        return taking(self._store, call.declared.locks, holder_of(self._store, call))
+
+    async def _commit_held(self, call: Call, record: CallRecord, changes: Sequence[Change], in_doubt: bool) -> Commit:
+        """Commit the claim of ``record``; it is held from before it is on disk until ``_run`` lets it go."""
+        claimed = False
         owner.hold(record.id)
         try:
             finished = await call.shielded(self._commit_covered, changes)
@@ -173,13 +197,13 @@ class Ledger:
                 if finished.value:  # claimed, but the body never started: that is proof
                     await call.shielded(self._release, record, in_doubt)
                 raise finished.interrupted
-            claimed = finished.value
+            claimed = bool(finished.value)
         finally:
             if not claimed:
                 owner.drop(record.id)
-        return claimed
+        return finished.value
 
-    def _commit_covered(self, changes: list[CallChange]) -> bool:
+    def _commit_covered(self, changes: Sequence[Change]) -> Commit:
         self._lease.cover()
         return self._store.commit(changes, synced=True)
 
@@ -442,6 +466,7 @@ def _new_record(call: Call) -> CallRecord:
         declared_write=policy.declared_write,
         arguments=call.encoded,
         compensate=None if compensation is None else compensation.name,
+        locks=_lock_names(call),
         tool_call_id=call.tool_call_id,
         owner=owner.this_process(),
         attempts=1,
@@ -449,6 +474,11 @@ def _new_record(call: Call) -> CallRecord:
         created_us=now,
         started_us=now,
     )
+
+
+def _lock_names(call: Call) -> str | None:
+    """The locks a call takes, as recorded: what undoes it later takes them again."""
+    return "\n".join(call.declared.locks) or None
 
 
 def _next_generation(call: Call, existing: CallRecord) -> Call:

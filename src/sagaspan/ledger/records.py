@@ -1,7 +1,7 @@
-"""The ledger's frozen records: a run, a call, an audit row; and how users see them.
+"""The ledger's frozen records: a run, a call, a lock, an audit row; and how users see them.
 
 Times are integer microseconds since the epoch (UTC) inside, aware ``datetime`` outside. ``arguments``, ``result``,
-``input`` and ``output`` are encoded texts (``sagaspan.codecs``).
+``input`` and ``output`` are encoded texts (``sagaspan.codecs``), ``locks`` are names, one a line.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class CallRecord:
     error_type: str | None = None
     error_message: str | None = None
     compensate: str | None = None
+    locks: str | None = None
     tool_call_id: str | None = None
     owner: str
     epoch: int = 1
@@ -160,6 +161,21 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockRecord:
+    """Who took a semantic lock last: a run, or a call outside any run (``call_id``). ``version`` counts takings.
+
+    It is held until that run or call is over; nothing is written then.
+    """
+
+    namespace: str
+    name: str
+    run_id: str
+    call_id: str | None = None
+    taken_us: int
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallInfo:
     """A call as users see it. ``result`` and ``args`` are what was recorded (see ``sagaspan.codecs``).
 
@@ -182,6 +198,7 @@ class CallInfo:
     effect: str | None
     idempotency_key: str
     key: str
+    locks: tuple[str, ...]
     tool_call_id: str | None
     traceparent: str | None
     owner: str
@@ -192,7 +209,10 @@ class CallInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """A run as users see it; ``calls`` are in the order they were claimed, compensations among them."""
+    """A run as users see it; ``calls`` are in the order they were claimed, compensations among them.
+
+    ``locks``: the semantic locks it holds, also for the runs nested in it.
+    """
 
     id: str
     name: str
@@ -213,6 +233,7 @@ class RunInfo:
     owner: str
     started: dt.datetime
     ended: dt.datetime | None
+    locks: tuple[str, ...] = ()
     calls: tuple[CallInfo, ...] = field(default=(), repr=False)
 
 
@@ -243,6 +264,7 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         effect=record.effect,
         idempotency_key=record.idempotency_key,
         key=record.key,
+        locks=names_of(record.locks),
         tool_call_id=record.tool_call_id,
         traceparent=record.traceparent,
         owner=record.owner,
@@ -252,7 +274,12 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
     )
 
 
-def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = ()) -> RunInfo:
+def names_of(locks: str | None) -> tuple[str, ...]:
+    """The names of the locks that a call took, in order."""
+    return tuple(locks.split("\n")) if locks else ()
+
+
+def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = (), locks: tuple[str, ...] = ()) -> RunInfo:
     """The user's view of a run record."""
     return RunInfo(
         id=record.id,
@@ -274,6 +301,7 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = ()) -> RunInfo:
         owner=record.owner,
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
+        locks=locks,
         calls=calls,
     )
 

@@ -1,6 +1,8 @@
-"""What a store must do: save changes all or nothing, comparing versions, and read records back.
+"""What a store must do: save changes all or nothing, each on its condition, and read records back.
 
-Stores are synchronous and know no rules: every change comes with its audit row from ``transitions``. They raise
+A change is a record with its condition (for the most part: its row is still at a version), so a claim can carry more
+than its call: the locks it takes are saved or refused with it. A refused commit names the change that refused it.
+Stores are synchronous and know no rules: every transition comes with its audit row from ``transitions``. They raise
 ``StoreUnavailable`` or ``SchemaOutdated`` and nothing of their driver.
 """
 
@@ -8,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, RunRecord, RunState
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,29 @@ class RunChange:
     expected_version: int = 0
 
 
-Change = CallChange | RunChange
+@dataclass(frozen=True, slots=True)
+class LockChange:
+    """Save ``record`` if its row is still at ``expected_version`` (0: if its name is free)."""
+
+    record: LockRecord
+    expected_version: int = 0
+
+
+Change = CallChange | RunChange | LockChange
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """How a commit ended; true if everything is saved. ``refused``: the first change whose condition did not hold."""
+
+    refused: Change | None = None
+
+    def __bool__(self) -> bool:
+        return self.refused is None
+
+
+SAVED: Final = Commit()
+"""All of it is saved."""
 
 
 class Store(Protocol):
@@ -45,9 +69,10 @@ class Store(Protocol):
 
     url: str
 
-    def commit(self, changes: Sequence[Change], *, synced: bool) -> bool:
-        """Save all changes with their audit rows in one transaction, or none of them (then False).
+    def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
+        """Save all changes with their audit rows in one transaction, in their order, or none of them (then false).
 
+        Each condition holds at the moment of the commit, whatever is committed at the same time.
         ``synced``: on disk when this returns; otherwise at the latest with the next synced commit.
         """
 
@@ -80,6 +105,12 @@ class Store(Protocol):
 
     def children_of(self, namespace: str, run_id: str) -> list[RunRecord]:
         """The runs nested directly in a run."""
+
+    def locks_named(self, namespace: str, names: Sequence[str]) -> list[LockRecord]:
+        """The locks of these names that were ever taken."""
+
+    def locks_of(self, namespace: str, run_id: str) -> list[LockRecord]:
+        """The locks that this run, or calls of it, took last; in the order of their names."""
 
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""

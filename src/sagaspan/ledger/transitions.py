@@ -154,13 +154,19 @@ def duplicate_effect(record: CallRecord) -> tuple[CallRecord, AuditRow]:
 
 
 def claim_again(
-    record: CallRecord, *, owner: str, now_us: int, traceparent: str | None, detail: str | None = None
+    record: CallRecord,
+    *,
+    owner: str,
+    now_us: int,
+    traceparent: str | None,
+    detail: str | None = None,
+    locks: str | None = None,
 ) -> tuple[CallRecord, AuditRow]:
     """Claim a call that did not happen, or that may be run again, for ``owner``; a new epoch."""
     return move_call(
         record, CallEvent.CLAIM, now_us, detail=detail, owner=owner, epoch=record.epoch + 1,
         attempts=record.attempts + 1, started_us=now_us, ended_us=None, error_type=None, error_message=None,
-        traceparent=traceparent,
+        traceparent=traceparent, locks=locks,
     )  # fmt: skip
 
 

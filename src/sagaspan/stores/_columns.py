@@ -8,12 +8,13 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, Phase, RunRecord, RunState
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, Phase, RunRecord, RunState
 
 CALL_COLUMNS: Final = tuple(field.name for field in fields(CallRecord))
 RUN_COLUMNS: Final = tuple(field.name for field in fields(RunRecord))
 AUDIT_COLUMNS: Final = tuple(field.name for field in fields(AuditRow))
 LEASE_COLUMNS: Final = tuple(field.name for field in fields(LeaseRecord))
+LOCK_COLUMNS: Final = tuple(field.name for field in fields(LockRecord))
 
 # What never changes after a record's first claim; all other columns are saved with every transition.
 _CALL_CONSTANTS: Final = frozenset(
@@ -29,6 +30,7 @@ _RUN_CONSTANTS: Final = frozenset(
 
 CALL_CHANGING: Final = tuple(name for name in CALL_COLUMNS if name not in _CALL_CONSTANTS)
 RUN_CHANGING: Final = tuple(name for name in RUN_COLUMNS if name not in _RUN_CONSTANTS)
+LOCK_CHANGING: Final = tuple(name for name in LOCK_COLUMNS if name not in ("namespace", "name"))
 
 call_values = attrgetter(*CALL_COLUMNS)
 call_changes = attrgetter(*CALL_CHANGING, "id")
@@ -36,6 +38,8 @@ run_values = attrgetter(*RUN_COLUMNS)
 run_changes = attrgetter(*RUN_CHANGING, "namespace", "id")
 audit_values = attrgetter(*AUDIT_COLUMNS)
 lease_values = attrgetter(*LEASE_COLUMNS)
+lock_values = attrgetter(*LOCK_COLUMNS)
+lock_changes = attrgetter(*LOCK_CHANGING, "namespace", "name")
 
 
 def call_record(row: Sequence[Any]) -> CallRecord:
@@ -81,3 +85,8 @@ def audit_row(row: Sequence[Any]) -> AuditRow:
 def lease_record(row: Sequence[Any]) -> LeaseRecord:
     """The lease of a row selected by ``LEASE_COLUMNS``."""
     return LeaseRecord(**dict(zip(LEASE_COLUMNS, row, strict=True)))
+
+
+def lock_record(row: Sequence[Any]) -> LockRecord:
+    """The lock of a row selected by ``LOCK_COLUMNS``."""
+    return LockRecord(**dict(zip(LOCK_COLUMNS, row, strict=True)))

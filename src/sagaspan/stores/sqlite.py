@@ -19,8 +19,8 @@ from typing import Any, Final
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreError, StoreUnavailable
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, RunRecord, RunState
-from sagaspan.ledger.store import CallChange, Change, RunChange
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
+from sagaspan.ledger.store import SAVED, CallChange, Change, Commit, LockChange, RunChange
 from sagaspan.stores import _columns as columns
 from sagaspan.stores._migrate import current_version, migrate
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
@@ -35,6 +35,7 @@ _CALLS: Final = ", ".join(columns.CALL_COLUMNS)
 _RUNS: Final = ", ".join(columns.RUN_COLUMNS)
 _AUDIT: Final = ", ".join(columns.AUDIT_COLUMNS)
 _LEASES: Final = ", ".join(columns.LEASE_COLUMNS)
+_LOCKS: Final = ", ".join(columns.LOCK_COLUMNS)
 
 
 _inherited: Final[list[sqlite3.Connection]] = []
@@ -98,6 +99,10 @@ _INSERT_RUN: Final = f"insert into runs ({_RUNS}) values ({_marks(columns.RUN_CO
 _UPDATE_RUN: Final = f"""
 update runs set {_sets(columns.RUN_CHANGING)} where namespace = ? and id = ? and version = ?
 """  # noqa: S608
+_INSERT_LOCK: Final = f"insert into locks ({_LOCKS}) values ({_marks(columns.LOCK_COLUMNS)}) on conflict do nothing"  # noqa: S608
+_UPDATE_LOCK: Final = f"""
+update locks set {_sets(columns.LOCK_CHANGING)} where namespace = ? and name = ? and version = ?
+"""  # noqa: S608
 _RENEW: Final = f"""
 insert into owners ({", ".join(columns.LEASE_COLUMNS)}) values ({_marks(columns.LEASE_COLUMNS)})
     on conflict (owner) do update
@@ -125,22 +130,22 @@ _EVERYBODY_S: Final = (sqlite3.OperationalError,)
 class _Request:
     """Changes that wait to be written, and how that ended."""
 
-    __slots__ = ("_error", "_saved", "changes", "ended", "synced")
+    __slots__ = ("_commit", "_error", "changes", "ended", "synced")
 
     def __init__(self, changes: Sequence[Change], synced: bool) -> None:
         self.changes = changes
         self.synced = synced
         self.ended = False
-        self._saved = False
+        self._commit = SAVED
         self._error: StoreError | None = None
 
-    def end(self, *, saved: bool = False, error: StoreError | None = None) -> None:
-        self._saved, self._error, self.ended = saved, error, True
+    def end(self, commit: Commit = SAVED, *, error: StoreError | None = None) -> None:
+        self._commit, self._error, self.ended = commit, error, True
 
-    def outcome(self) -> bool:
+    def outcome(self) -> Commit:
         if self._error is not None:
             raise self._error
-        return self._saved
+        return self._commit
 
 
 class SqliteStore:
@@ -177,7 +182,7 @@ class SqliteStore:
 
     # -- writing -------------------------------------------------------------------------------------------
 
-    def commit(self, changes: Sequence[Change], *, synced: bool) -> bool:
+    def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
         """Save all changes in one transaction, or none of them; see ``Store.commit``.
 
         A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up, and the
@@ -256,6 +261,14 @@ class SqliteStore:
     def children_of(self, namespace: str, run_id: str) -> list[RunRecord]:
         """The runs nested directly in a run."""
         return self._runs("namespace = ? and parent_id = ? order by created_us", (namespace, run_id))
+
+    def locks_named(self, namespace: str, names: Sequence[str]) -> list[LockRecord]:
+        """The locks of these names that were ever taken."""
+        return self._locks(f"namespace = ? and name in ({_marks(names)})", (namespace, *names))
+
+    def locks_of(self, namespace: str, run_id: str) -> list[LockRecord]:
+        """The locks that this run, or calls of it, took last; in the order of their names."""
+        return self._locks("namespace = ? and run_id = ? order by name", (namespace, run_id))
 
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""
@@ -343,6 +356,10 @@ class SqliteStore:
     def _runs(self, where: str, values: Sequence[Any]) -> list[RunRecord]:
         rows = self._fetch(f"select {_RUNS} from runs where {where}", values)  # noqa: S608
         return [columns.run_record(row) for row in rows]
+
+    def _locks(self, where: str, values: Sequence[Any]) -> list[LockRecord]:
+        rows = self._fetch(f"select {_LOCKS} from locks where {where}", values)  # noqa: S608
+        return [columns.lock_record(row) for row in rows]
 
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
         with self._connected() as connection:
@@ -453,7 +470,7 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
     execute("begin immediate")
     try:
         if len(batch) == 1:
-            results = [all(_save(connection, change) for change in batch[0].changes)]
+            results = [_save_all(connection, batch[0])]
         else:
             results = [_save_apart(connection, request) for request in batch]
         execute("commit" if any(results) else "rollback")
@@ -461,21 +478,30 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
         if connection.in_transaction:
             execute("rollback")
         raise
-    for request, saved in zip(batch, results, strict=True):
-        request.end(saved=saved)
+    for request, commit in zip(batch, results, strict=True):
+        request.end(commit)
 
 
-def _save_apart(connection: sqlite3.Connection, request: _Request) -> bool:
+def _save_all(connection: sqlite3.Connection, request: _Request) -> Commit:
+    for change in request.changes:
+        if not _save(connection, change):
+            return Commit(change)
+    return SAVED
+
+
+def _save_apart(connection: sqlite3.Connection, request: _Request) -> Commit:
     """One request of several: what is refused of it does not touch the others."""
     connection.execute("savepoint request")
-    saved = all(_save(connection, change) for change in request.changes)
-    if not saved:
+    commit = _save_all(connection, request)
+    if not commit:
         connection.execute("rollback to request")
     connection.execute("release request")
-    return saved
+    return commit
 
 
 def _save(connection: sqlite3.Connection, change: Change) -> bool:
+    if isinstance(change, LockChange):
+        return _save_lock(connection, change)
     # The audit row first: its number becomes the call's place in the claim order.
     connection.execute(_APPEND_AUDIT, columns.audit_values(change.audit))
     if isinstance(change, RunChange):
@@ -501,6 +527,13 @@ def _save_run(connection: sqlite3.Connection, change: RunChange) -> bool:
         values = (*columns.run_changes(change.record), change.expected_version)
         return connection.execute(_UPDATE_RUN, values).rowcount == 1
     return connection.execute(_INSERT_RUN, columns.run_values(change.record)).rowcount == 1
+
+
+def _save_lock(connection: sqlite3.Connection, change: LockChange) -> bool:
+    if change.expected_version:
+        values = (*columns.lock_changes(change.record), change.expected_version)
+        return connection.execute(_UPDATE_LOCK, values).rowcount == 1
+    return connection.execute(_INSERT_LOCK, columns.lock_values(change.record)).rowcount == 1
 
 
 def _within(namespace: str | None) -> tuple[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeGuard, TypeVar, cast
 
 from sagaspan.ledger.leases import THREAD
 from sagaspan.ledger.records import LeaseRecord, Phase
-from sagaspan.ledger.store import CallChange, Change, RunChange, Store
+from sagaspan.ledger.store import CallChange, Change, Commit, LockChange, RunChange, Store
 from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class MortalStore:
         self._life.check()
         return getattr(self._store, name)
 
-    def commit(self, changes: Sequence[Change], *, synced: bool) -> bool:
+    def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
         """As the store's own, between two points."""
         return self._life.step(*named(changes), lambda: self._store.commit(changes, synced=synced))
 
@@ -123,7 +123,7 @@ _RUN_WORDS: Final = {
 
 def named(changes: Sequence[Change]) -> tuple[str, str]:
     """Who a commit is about, and what it says: ``("charge", "claim")``, ``("run trip", "end")``."""
-    last = changes[-1]
+    last = next(change for change in reversed(changes) if not isinstance(change, LockChange))
     if isinstance(last, RunChange):
         event = last.audit.event.removeprefix("run.")
         return f"run {last.record.name}", _in_words(event, _RUN_WORDS)
