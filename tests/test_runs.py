@@ -91,6 +91,14 @@ def states(guard: Guard, run_id: str) -> dict[str, str]:
     return {call.tool: str(call.state) for call in info.calls}
 
 
+async def _acting(caller: Caller, run: Any, verb: str) -> None:
+    """``run.commit()`` or ``run.abort()``, as this kind of caller does it."""
+    if caller.is_async:
+        await getattr(run, f"a{verb}")()
+    else:
+        getattr(run, verb)()
+
+
 def test_rollback_in_reverse_start_order(guard: Guard, caller: Caller, trip: Trip) -> None:
     """An error that leaves a run undoes what is done, newest first, once, with results; it is raised with a note."""
 
@@ -444,6 +452,25 @@ def test_commit_protects_what_was_done(guard: Guard, caller: Caller, trip: Trip)
     with pytest.raises(Declined):
         caller.play(job)
     assert trip.log == ["flight", "flight", "hotel", ("cancel_hotel", "H", "Paris")]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_abort_keeps_what_was_committed(guard: Guard, caller: Caller, trip: Trip, inside: bool) -> None:
+    """``abort`` undoes as an error would: what was done before ``commit()`` stays, in the block and after it."""
+
+    async def job() -> None:
+        async with caller.run(guard, id="a") as run:
+            await caller.call(trip.flight, "Paris")
+            await _acting(caller, run, "commit")
+            await caller.call(trip.hotel, "Paris")
+            if inside:
+                await _acting(caller, run, "abort")
+        if not inside:
+            await _acting(caller, run, "abort")
+
+    caller.play(job)
+    assert trip.log == ["flight", "hotel", ("cancel_hotel", "H", "Paris")]
+    assert states(guard, "a")["flight"] == "done"
 
 
 def test_commit_outside_the_block_is_refused(guard: Guard) -> None:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunError, RunInProgress
+from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunError, RunInProgress, StoreUnavailable
+from sagaspan._backends import SYNC, run_sync
+from sagaspan._saga import rollback_of
+from sagaspan.ledger.records import CallRecord
 
 DIES_IN_A_RUN = """
 import os, sys
@@ -131,6 +134,31 @@ class TestWholeRuns:
             with pytest.raises(RunInProgress):
                 guard.compensate("busy")
         assert world.log == ["book room"]
+
+    def test_two_that_undo_one_step_at_the_same_moment(
+        self, guard: Guard, store_url: str, book, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody was faster between the look and the claim: the later one is refused before its body."""
+        with guard.run(id="a") as run:
+            book("room")
+        record = guard._store.get_run("default", "a")
+        (step,) = guard._store.calls_of("default", "a")
+        find_call = guard._store.find_call
+        met: list[bool] = []
+
+        def look(*key: str) -> CallRecord | None:
+            found = find_call(*key)
+            if key[1].startswith("undo:") and not met:
+                met.append(True)
+                with Guard(store_url) as other:
+                    other.tool("book", compensate=lambda result: world.cancel(result))(lambda what: what)
+                    run_sync(rollback_of(other._engine, record, backend=SYNC, span=other._engine.no_span)([step]))
+            return found
+
+        monkeypatch.setattr(guard._store, "find_call", look)
+        with pytest.raises(StoreUnavailable, match="taken over by another worker"):
+            guard.compensate(run)
+        assert world.log == ["book room", "cancel room"]
 
     def test_a_dead_process_s_run_can_be_undone(self, guard: Guard, store_url: str, book, world: World) -> None:
         """Any process that has the tools can finish it."""

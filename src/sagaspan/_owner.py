@@ -218,14 +218,3 @@ def _read(path: str) -> str:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-
-
-def _after_fork_in_child() -> None:
-    """A child holds nothing, and no thread of the parent is there to give the lock back."""
-    global _lock
-    _lock = threading.Lock()
-    _alive.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

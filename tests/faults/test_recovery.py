@@ -168,6 +168,30 @@ def test_killed_in_its_rollback_it_is_finished(worker: Worker, program: Program,
     _check_audit(store_url)
 
 
+def test_an_undo_keeps_its_key_over_processes(worker: Worker) -> None:
+    """Tried again by another process it is sent under the same key, which the other steps do not have."""
+    script = """
+    def cancel(result, idempotency_key):
+        effect(f"{result}-{idempotency_key}")
+        if result == os.environ.get("DIE"):
+            die()
+    @guard.tool(compensate=cancel)
+    def book(name): return name
+    if "DIE" not in os.environ:
+        print(*(run.id for run in guard.recover().compensated))
+    else:
+        with guard.run(id="a"):
+            book("flight")
+            book("hotel")
+            raise ValueError
+    """
+    assert worker.run(script, DIE="hotel").returncode == -9
+    assert worker.run(script).stdout == "a\n"
+    first, again, other = (effect.split("-") for effect in worker.effects)
+    assert (first, other[0]) == (again, "flight")
+    assert first[1] != other[1]
+
+
 def test_a_dead_session_is_closed(worker: Worker, program: Program, store_url: str) -> None:
     """Calls outside any run are in doubt each for itself; there is no run to hold."""
     _died(worker, "book('x')\nbook('y')", DIE_BOOKING="y")

@@ -509,6 +509,45 @@ def test_a_business_key_is_sent_again_by_another_run(worker: Worker, window: str
     assert (len(worker.effects), len(set(worker.effects))) == (runs, 1)
 
 
+def test_the_window_counts_from_the_first_run_that_sent_the_key(worker: Worker) -> None:
+    """A third run does not send a key again because a second one did so lately: the service saw it first long ago."""
+    script = """
+    true_time = time.time_ns
+    time.time_ns = lambda: true_time() + int(os.environ["LATER"]) * 10**9
+    @guard.tool(key="order", downstream_dedupes_for=60)
+    def pay(order):
+        effect("pay")
+        die()
+    try:
+        with guard.run(on_interrupt="hold"):
+            pay("o-1")
+    except OutcomeUnknown:
+        print("unknown")
+    """
+    assert worker.run(script, LATER="0").returncode == -9
+    assert worker.run(script, LATER="30").returncode == -9
+    assert worker.run(script, LATER="70").stdout == "unknown\n"
+    assert worker.effects == ["pay", "pay"]
+
+
+def test_a_clock_that_was_set_back_opens_no_window(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first attempt in the future says nothing of how long ago it was: the key is not sent again."""
+    ran: list[int] = []
+
+    @guard.tool(effect="write", downstream_dedupes_for=60)
+    def pay() -> None:
+        ran.append(1)
+        raise LOST
+
+    with pytest.raises(ConnectionResetError), guard.run(id="a"):
+        pay()
+    true_time = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: true_time() - 3600 * 10**9)
+    with pytest.raises(OutcomeUnknown), guard.run(id="a"):
+        pay()
+    assert ran == [1]
+
+
 # -- late results ---------------------------------------------------------------------------------------------
 
 
