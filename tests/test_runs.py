@@ -1139,17 +1139,21 @@ async def test_cancelling_a_call(guard: Guard) -> None:
     """A cancelled body is ``unknown``: the run is held, nothing is undone, and the cancellation goes on."""
     undone = []
 
+    inside = asyncio.Event()
+
     @guard.tool(compensate=lambda: undone.append(1))
     async def act(seconds: float) -> None:
+        if seconds:
+            inside.set()
         await asyncio.sleep(seconds)
 
     async def job() -> None:
         async with guard.run(id="a"):
             await act(0)
-            await act(10)
+            await act(600)
 
     task = asyncio.create_task(job())
-    await asyncio.sleep(0.1)
+    await inside.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -110,8 +110,8 @@ class Call:
 class Result:
     """How a claimed call ended: ``value``, or the ``error`` that its body raised.
 
-    ``outcome`` is ``executed``, ``replayed`` or ``joined`` (``semconv.IDEMPOTENCY_OUTCOME``). Refusals are raised
-    instead: a refused call has no result.
+    ``outcome`` is ``executed``, ``replayed``, ``joined`` or ``unrecorded`` (``semconv.IDEMPOTENCY_OUTCOME``). Refusals
+    are raised instead: a refused call has no result.
     """
 
     value: Any = None
@@ -123,4 +123,4 @@ class Result:
     @property
     def executed(self) -> bool:
         """Whether this call ran the body, rather than being served from the ledger."""
-        return self.outcome == "executed"
+        return self.outcome in ("executed", "unrecorded")

@@ -24,7 +24,7 @@ from sagaspan._middleware import Middleware, compose
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._tool import Tool
-from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, Refused
+from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, Refused, StoreUnavailable
 from sagaspan.keys import (
     BUSINESS_SCOPE,
     CallKey,
@@ -35,6 +35,7 @@ from sagaspan.keys import (
     run_scope,
 )
 from sagaspan.ledger import transitions
+from sagaspan.ledger.fail_open import FailOpen, Outage, may_run_unrecorded, unrecorded
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.ledger import Ledger
@@ -77,7 +78,9 @@ class Engine:
         middleware: Sequence[Middleware],
         tracer_provider: TracerProvider | None,
         require_run: bool,
+        fail_open: bool = False,
     ) -> None:
+        self._fail_open = fail_open
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
@@ -96,6 +99,7 @@ class Engine:
 
     def _work_on(self, store: Store) -> None:
         self.store = store
+        self.outage = Outage() if self._fail_open else None
         self.judge = Judge(store)
         self.lease = Lease(store)
         self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
@@ -104,14 +108,15 @@ class Engine:
         self._fold()
 
     def _fold(self) -> None:
+        endpoint = self._ledger if self.outage is None else FailOpen(self._ledger, self.outage)
         layers: list[Middleware] = [
             TelemetryMiddleware(self.tracer),
             *self._middleware,
-            ReplayMiddleware(self._ledger.serve),
+            ReplayMiddleware(endpoint.serve),
             SagaMiddleware(self.compensation_for),
             *self._innermost,
         ]
-        self._onion = compose(layers, self._ledger)
+        self._onion = compose(layers, endpoint)
 
     @property
     def no_span(self) -> Span:
@@ -232,7 +237,7 @@ class Engine:
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
             try:
                 result = await self._onion(call)
-            except Refused:
+            except (Refused, StoreUnavailable):
                 run.did_not_happen(call)
                 raise
             if result.state is CallState.FAILED:
@@ -249,6 +254,8 @@ class Engine:
         run = current_run.get()
         if run is not None and run.engine is self:
             run.check_open(tool, backend)
+            if self.outage is not None and not may_run_unrecorded(tool):
+                run.check_on_record(tool)
             return run
         if self._require_run:
             raise PolicyDenied(
@@ -275,7 +282,7 @@ class Engine:
         origin: Origin,
         run: Run | None,
     ) -> Call:
-        record = self._session_run() if run is None else run.record
+        record = self._session_of(tool) if run is None else run.record
         plain = _plain(tool, arguments)
         parent = current_call.get()
         if parent is not None and parent.run.namespace != self.namespace:
@@ -344,16 +351,23 @@ class Engine:
 
     # -- the session -----------------------------------------------------------------------------------------
 
+    def _session_of(self, tool: Tool) -> RunRecord:
+        """The session's run; with ``fail_open`` and the store down, one that is not on record, for a read."""
+        if self.outage is None or not may_run_unrecorded(tool):
+            return self._session_run()
+        if not self.outage.goes_on:
+            try:
+                return self._session_run()
+            except StoreUnavailable as error:
+                self.outage.began(error)
+        return unrecorded(self._new_session())
+
     def _session_run(self) -> RunRecord:
         if self._session is not None and owner.is_self(self._session.owner):
             return self._session
         with self._lock:
             if self._session is None or not owner.is_self(self._session.owner):  # a forked child has its own
-                now = now_us()
-                record = RunRecord(
-                    namespace=self.namespace, id=f"{SESSION}-{new_id(now)}", name=SESSION, state=RunState.RUNNING,
-                    input_fingerprint=SESSION, owner=owner.this_process(), created_us=now, started_us=now,
-                )  # fmt: skip
+                record = self._new_session()
                 opened, audit = transitions.open_run(record)
                 token = owner.run_token(self.store.url, record.namespace, record.id)
                 owner.hold(token)
@@ -366,12 +380,19 @@ class Engine:
                 self._session = opened
         return self._session
 
+    def _new_session(self) -> RunRecord:
+        now = now_us()
+        return RunRecord(
+            namespace=self.namespace, id=f"{SESSION}-{new_id(now)}", name=SESSION, state=RunState.RUNNING,
+            input_fingerprint=SESSION, owner=owner.this_process(), created_us=now, started_us=now,
+        )  # fmt: skip
+
     @contextlib.contextmanager
     def on_another_store(self, store: Store) -> Iterator[None]:
         """Work on ``store`` within the block, and close it; raises ``ConfigurationError`` while a run is open."""
         if self.open_runs:
             raise ConfigurationError("another store cannot be put under a guard while a run of it is open")
-        mine = self.store, self.judge, self.lease, self._ledger, self._session
+        mine = self.store, self.outage, self.judge, self.lease, self._ledger, self._session
         self._work_on(store)
         try:
             yield
@@ -379,7 +400,7 @@ class Engine:
             try:
                 self.close()
             finally:
-                self.store, self.judge, self.lease, self._ledger, self._session = mine
+                self.store, self.outage, self.judge, self.lease, self._ledger, self._session = mine
                 self._fold()
 
     @contextlib.contextmanager
@@ -408,7 +429,12 @@ class Engine:
             session, self._session = self._session, None
         if session is not None and owner.is_self(session.owner):
             after, audit = transitions.move_run(session, RunEvent.COMPLETE, now_us())
-            self.store.commit([RunChange(after, audit, session.version)], synced=False)
+            try:
+                self.store.commit([RunChange(after, audit, session.version)], synced=False)
+            except StoreUnavailable as error:
+                if self.outage is None:
+                    raise
+                _log.warning("the end of the session is not recorded (fail_open=True): %s", error)
             owner.drop(owner.run_token(self.store.url, session.namespace, session.id))
         self.lease.release()
         self.store.close()

@@ -52,6 +52,7 @@ class Guard:
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
+        fail_open: while the store is down, tools with ``effect="read"`` run unrecorded; everything else fails closed.
         require_run: refuse calls outside a run.
         migrate: ``"auto"``, or ``"check"`` to refuse an older ledger.
         tracer_provider: where spans go; None is the global provider.
@@ -68,6 +69,7 @@ class Guard:
         middleware: Sequence[Middleware] = (),
         namespace: str = "default",
         on_interrupt: OnInterrupt | None = None,
+        fail_open: bool = False,
         require_run: bool = False,
         migrate: Migrate = "auto",
         tracer_provider: TracerProvider | None = None,
@@ -81,6 +83,7 @@ class Guard:
         self._file = book if from_file else PolicyBook(None, source="policies")
         self._book = PolicyBook(None, source="policies") if from_file else book
         self._on_interrupt = on_interrupt
+        self.fail_open = fail_open
         self._connect = functools.partial(connect, migrate=migrate, durability=durability)
         self._engine = Engine(
             self._connect(store or default_store()) if store is None or isinstance(store, str) else store,
@@ -88,6 +91,7 @@ class Guard:
             middleware=middleware,
             tracer_provider=tracer_provider,
             require_run=require_run,
+            fail_open=fail_open,
         )
 
     @property

@@ -29,8 +29,9 @@ from sagaspan._context import current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone
 from sagaspan._tool import Tool
-from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed, StoreError
+from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed, StoreError, StoreUnavailable
 from sagaspan.keys import KeySource
+from sagaspan.ledger.fail_open import unrecorded
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Run:
         self._doomed: BaseException | None = None
         self._paused = False
         self._uncertain = False
+        self._only_read = True
+        self._why_unrecorded = ""
         self._in_flight = 0
         self._occurrences: dict[tuple[str, str], int] = {}
         self._free: dict[tuple[str, str], list[int]] = {}
@@ -106,6 +109,8 @@ class Run:
     @property
     def calls(self) -> tuple[CallInfo, ...]:
         """What the ledger has of this run's calls, in the order they were claimed."""
+        if not self.record.on_record:
+            return ()
         return tuple(call_info(call) for call in self.engine.store.calls_of(self.record.namespace, self.record.id))
 
     @property
@@ -216,6 +221,21 @@ class Run:
                 "rollback would block; use `async with`"
             )
 
+    def check_on_record(self, tool: Tool) -> None:
+        """Refuse what changes something in a run that is not on record; raises ``StoreUnavailable``."""
+        self.writes()
+        if not self.record.on_record:
+            raise StoreUnavailable(
+                f"tool {tool.name!r} did not run: its run {self.id!r} is not recorded, because the store was down when "
+                f"it was entered ({self._why_unrecorded}); enter it again"
+            )
+
+    def writes(self) -> None:
+        """Something is about to be written in this run, and so in those around it, which undo it with theirs."""
+        self._only_read = False
+        if self._outer is not None:
+            self._outer.writes()
+
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
         """Count a call in flight: leaving waits for it before anything is undone."""
@@ -280,9 +300,7 @@ class Run:
         span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), _opening(self.record))
         wanted = replace(self.record, traceparent=spans.traceparent_of(span))
         try:
-            entered = await saga.enter(
-                self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed, backend=backend
-            )
+            entered = await self._open(wanted, span, backend)
             output = _recorded_output(entered.record) if entered.replaying else None
         except BaseException as error:
             spans.end(span, {}, error)
@@ -296,31 +314,68 @@ class Run:
         if entered.previous is not None:
             _link(span, entered.previous)
 
+    async def _open(self, wanted: RunRecord, span: Span, backend: Backend) -> saga.Entered:
+        """Enter the run in the ledger; with ``fail_open`` and the store down it is entered nowhere, for reads only."""
+        outage, outer = self.engine.outage, self._outer
+        why = "the run it is in is not on record" if outer is not None and not outer.record.on_record else None
+        if why is None:
+            try:
+                return await saga.enter(
+                    self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed, backend=backend
+                )
+            except StoreUnavailable as error:
+                if outage is None:
+                    raise
+                why = outage.began(error)
+        _log.warning("run %r is not recorded (fail_open=True), so only reads run in it: %s", self.id, why)
+        spans.mark(span, semconv.UNRECORDED)
+        self._why_unrecorded = why
+        return saga.Entered(record=unrecorded(wanted))
+
     async def _commit(self, backend: Backend) -> None:
         if not self._entered:
             raise RunClosed(
                 f"the run {self.id!r} has ended ({self.status}); there is nothing to commit", status=self.status
             )
-        if not self.replaying:
+        if not self.replaying and self.record.on_record:
             self.record = await saga.commit(self.engine, self.record, backend=backend)
 
     async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
         error = error or self._doomed
         report: Undone | None = None
         try:
-            if not self.replaying:
-                await self._await_calls(backend)
-                await backend.io(self.engine.settle)
-                report = await self._end(error, backend)
+            if not self.record.on_record:
+                self._end_unrecorded(error)
+            elif not self.replaying:
+                report = await self._end_or_let_go(error, backend)
             elif self._aborted is not None:
                 report = await self._abort_now(backend)
         finally:
             self._entered = False
             self.engine.open_runs -= 1
-            if not self.replaying:
+            if not self.replaying and self.record.on_record:
                 owner.drop(saga.token(self.engine.store, self.record))
             spans.end(self._span, self._closing(), error)
         return report
+
+    def _end_unrecorded(self, error: BaseException | None) -> None:
+        """Nothing was written in it, so nothing is undone."""
+        failed = error is not None or self._aborted is not None
+        self.record = replace(self.record, state=RunState.FAILED if failed else RunState.COMPLETED)
+
+    async def _end_or_let_go(self, error: BaseException | None, backend: Backend) -> Undone | None:
+        """Write how it ends; with ``fail_open``, a run that only read does not fail for that."""
+        await self._await_calls(backend)
+        try:
+            await backend.io(self.engine.settle)
+            return await self._end(error, backend)
+        except StoreUnavailable as failure:
+            if self.engine.outage is None or not self._only_read or self.resumed:
+                raise
+            why = self.engine.outage.began(failure)
+            _log.warning("the end of run %r, which only read, is not recorded (fail_open=True): %s", self.id, why)
+            spans.mark(self._span, semconv.UNRECORDED)
+            return None
 
     async def _end(self, error: BaseException | None, backend: Backend) -> Undone | None:
         unresolved, _ = await self._look_into_doubts(error, backend)
@@ -348,6 +403,8 @@ class Run:
     async def _abort_now(self, backend: Backend) -> Undone | None:
         """Undo a run that nobody is inside of, whatever state it was left in; what never began needs nothing."""
         store, record = self.engine.store, self.record
+        if not record.on_record:
+            return None
         if await backend.io(store.get_run, record.namespace, record.id) is None:
             return None
         why = self._aborted or "aborted"

@@ -52,7 +52,7 @@ from sagaspan.policy import Retry
 
 _log = logging.getLogger("sagaspan")
 JOIN_SECONDS: Final = 30.0
-_ONCE: Final = Retry()
+ONCE: Final = Retry()
 _CANCELLED: Final = "cancelled before the body"
 _ENDINGS: Final = {
     CallState.DONE: CallEvent.SUCCEED,
@@ -113,7 +113,7 @@ class Ledger:
     async def _claim(self, call: Call) -> tuple[Call, _Claim] | Result:
         if call.declared.locks:
             call = in_order(call)
-        record, audit = transitions.open_call(_new_record(call), _marks(call))
+        record, audit = transitions.open_call(new_record(call), _marks(call))
         if await self._commit_claim(call, [CallChange(record, audit, claims=True, run_epoch=call.run.epoch)]):
             return call, _Claim(record)
         while True:
@@ -149,7 +149,7 @@ class Ledger:
             handed_over = in_doubt and not call.tool.policy.rerunnable
             event = CallEvent.HAND_OVER if handed_over else CallEvent.SUPERSEDE
             freed, freed_audit = transitions.supersede(existing, now_us(), event, detail=again.why)
-            record = _new_record(call)
+            record = new_record(call)
             if in_doubt:  # the service may have seen the key since then
                 record = replace(record, created_us=existing.created_us)
             record, audit = transitions.open_call(record, again.why)
@@ -315,7 +315,7 @@ class Ledger:
             claim.record = after
 
         try:
-            retry = call.tool.policy.retry or _ONCE
+            retry = call.tool.policy.retry or ONCE
             dedupes = call.tool.policy.downstream_dedupes_for is not None
             ended = await run_attempts(
                 call,
@@ -348,7 +348,7 @@ class Ledger:
             _ENDINGS[ended.state],
             now_us(),
             detail=_how(record, ended),
-            **_outcome(ended),
+            **outcome(ended),
         )
         change = CallChange(after, audit, record.version)
         try:
@@ -446,7 +446,8 @@ class _Claim:
         return kept
 
 
-def _new_record(call: Call) -> CallRecord:
+def new_record(call: Call) -> CallRecord:
+    """The record of a call as it is claimed."""
     now = now_us()
     policy, compensation = call.tool.policy, call.declared.compensation
     return CallRecord(
@@ -488,7 +489,8 @@ def _next_generation(call: Call, existing: CallRecord) -> Call:
     return replace(call, generation=generation, idempotency_key=key)
 
 
-def _outcome(ended: Ended) -> dict[str, Any]:
+def outcome(ended: Ended) -> dict[str, Any]:
+    """The columns of a record whose body ended so."""
     if ended.error is not None:
         return {"error_type": error_type(ended.error), "error_message": error_message(ended.error)}
     try:

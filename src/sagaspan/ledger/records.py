@@ -129,6 +129,11 @@ class RunRecord:
         """Whether these are the calls outside any run (a user may call a run of his own "session")."""
         return self.input_fingerprint == SESSION
 
+    @property
+    def on_record(self) -> bool:
+        """Whether the ledger knows this run; with ``fail_open`` one may be entered while the store is down."""
+        return self.version > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
