@@ -41,8 +41,8 @@ def test_text_says_an_exact_amount(text: str, amount: int, unit: Unit) -> None:
     "text",
     [
         "", "2", "USD", "2 EUR", "-2 USD", "+2 USD", "nan USD", "inf USD", "1e3 USD", "2,000 USD", "2_000 USD",
-        "0x1 USD", "$2 USD", "٣ USD", "2 USD; drop", "2 USD\n3 USD", "0.5 calls", "0.0001k tokens", "0.0000000001 USD", ". USD",
-        "2. USD", "1000000001 USD", "9" * 40 + " calls", "9" * 29 + "M tokens", "9" * 1_000_000 + " USD",
+        "0x1 USD", "$2 USD", "٣ USD", "2 USD; drop", "2 USD\n3 USD", "0.5 calls", "0.0001k tokens", "0.0000000001 USD",
+        ". USD", "2. USD", "1000000001 USD", "9" * 40 + " calls", "9" * 29 + "M tokens", "9" * 1_000_000 + " USD",
     ],
     ids=lambda text: text[:20],
 )  # fmt: skip
