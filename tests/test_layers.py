@@ -37,6 +37,7 @@ ALLOWED = {
     "scopes": {"exceptions", "amounts", "budget"},
     "rate": {"exceptions", "_declared"},
     "loops": set(),
+    "llm": {"exceptions", "_declared", "amounts", "llm"},
     "_backends": set(),
     "_spans": {"exceptions", "semconv"},
     "_outcome": {"exceptions", "policy"},
