@@ -13,7 +13,10 @@ SOURCE = ROOT / "src" / "sagaspan"
 ADAPTERS = ROOT / "adapters"
 
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
-BASE = {"exceptions", "semconv", "codecs", "keys", "_clock", "_owner", "_home"}
+BASE = {
+    "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate", "loops", "_clock", "_owner",
+    "_home",
+}  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
     "_spans",
@@ -27,8 +30,15 @@ ALLOWED = {
     "_owner": set(),
     "_home": {"exceptions"},
     "expressions": {"exceptions"},
-    "policy": {"exceptions"},
     "_backends": {"_clock"},
+    "policy": {"exceptions", "_declared"},
+    "_declared": {"exceptions"},
+    "amounts": {"exceptions"},
+    "budget": {"exceptions", "_declared", "amounts"},
+    "scopes": {"exceptions", "amounts", "budget"},
+    "rate": {"exceptions", "_declared"},
+    "loops": set(),
+    "llm": {"exceptions", "_declared", "amounts", "llm"},
     "_spans": {"exceptions", "semconv"},
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions"},

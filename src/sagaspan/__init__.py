@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sagaspan._rollback import Undone
     from sagaspan._run import Run
     from sagaspan._tool import Tool
+    from sagaspan.budget import Budget
     from sagaspan.exceptions import (
         ApprovalDenied,
         ApprovalExpired,
@@ -62,6 +63,7 @@ _HOMES = {
     "sagaspan._probe": ("Applied", "Unsure"),
     "sagaspan._run": ("Run",),
     "sagaspan._tool": ("Tool",),
+    "sagaspan.budget": ("Budget",),
     "sagaspan.ledger.records": ("CallInfo", "CallState", "RunInfo", "RunState"),
     "sagaspan.policy": ("Policy", "Retry"),
     "sagaspan.telemetry": ("configure_tracing",),
@@ -81,6 +83,7 @@ __all__ = [
     "ApprovalDenied",
     "ApprovalExpired",
     "ApprovalPending",
+    "Budget",
     "BudgetExceeded",
     "Call",
     "CallInProgress",

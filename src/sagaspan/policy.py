@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
+from sagaspan._declared import DeclaredModel
 from sagaspan.exceptions import ConfigurationError
 
 Effect = Literal["read", "idempotent", "write", "irreversible"]
@@ -24,19 +25,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Settle = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Declared(BaseModel):
-    """Frozen, strict, no unknown fields; errors are one ``ConfigurationError`` in plain words."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise ConfigurationError(_explain(type(self), error)) from error
-
-
-class Retry(_Declared):
+class Retry(DeclaredModel):
     """How often and when a failed attempt is repeated. Times are seconds; ``attempts`` counts the first one too.
 
     A write is repeated only if it provably did not happen, or on the exception types named in ``on``. For reads
@@ -65,7 +54,7 @@ def _as_retry(value: Any) -> Any:
     return Retry(**value) if isinstance(value, Mapping) else value
 
 
-class Policy(_Declared):
+class Policy(DeclaredModel):
     """What one tool is allowed, and how it is protected; every field can be left undecided.
 
     ==============  ===================================================================================
@@ -231,13 +220,3 @@ def _as_policy(name: str, policy: Policy | Mapping[str, Any], source: str) -> Po
 
 def _is_glob(name: str) -> bool:
     return any(character in name for character in "*?[")
-
-
-def _explain(model: type[BaseModel], error: ValidationError) -> str:
-    first = error.errors()[0]
-    field = str(first["loc"][0]) if first["loc"] else "?"
-    if first["type"] != "extra_forbidden":
-        return f"{model.__name__} field {field!r}: {first['msg'].lower()}, got {first['input']!r}"
-    near = difflib.get_close_matches(field, list(model.model_fields), n=2)
-    hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(model.model_fields)}"
-    return f"{model.__name__} has no field {field!r}; {hint}"
