@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, Tracer
 
 from sagaspan._backends import Backend, Finished
 from sagaspan._compensation import Compensation
 from sagaspan._tool import Tool
+from sagaspan.amounts import Unit
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import CallKey, idempotency_headers
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord
+
+if TYPE_CHECKING:
+    from sagaspan.budget import Budget
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,12 +25,23 @@ T = TypeVar("T")
 _NO_TRACER = NoOpTracer()
 
 
+Purse = tuple[tuple[str, tuple["Budget", ...]], ...]
+"""The scope of a run and its budgets, then those of the run it is nested in, and so on."""
+
+_ONE_CALL: Final[Mapping[str, int]] = {Unit.CALLS: 1}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What the layers want of the claim; the ledger writes all of it at once."""
+    """What the layers want of the claim; the ledger writes all of it at once.
+
+    ``costs`` are upper bounds of what the call uses, by unit (``sagaspan.amounts``); they are reserved of every budget
+    it must fit into.
+    """
 
     compensation: Compensation | None = None
     locks: tuple[str, ...] = ()
+    costs: Mapping[str, int] = field(default_factory=lambda: _ONE_CALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +51,7 @@ class Call:
     ``invoke`` runs the unguarded body with all arguments by name (an awaitable if the tool is async). ``run`` is the
     run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of it.
     ``under`` is the id of the run under whose locks it works, if any: of a call that a compensation makes, the run that
-    is undone.
+    is undone. ``purse`` are the scopes of its runs with their budgets.
     """
 
     id: str
@@ -50,6 +65,7 @@ class Call:
     idempotency_key: str
     run: RunRecord
     under: str | None = None
+    purse: Purse = ()
     resumed: bool = False
     replaying: bool = False
     occurrence: int = 0

@@ -82,6 +82,7 @@ class CallRecord:
     error_message: str | None = None
     compensate: str | None = None
     locks: str | None = None
+    reserved: str | None = None
     tool_call_id: str | None = None
     owner: str
     epoch: int = 1
@@ -178,6 +179,66 @@ class LockRecord:
     call_id: str | None = None
     taken_us: int
     version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRecord:
+    """What is used of one budget: unique by all of its first five fields; amounts in the unit (``sagaspan.amounts``).
+
+    ``window`` is ``""`` where it lasts as long as its scope, and ``start_us`` 0 there. ``cap`` is what the database
+    itself checks ``spent + reserved`` against; None for a budget that is only watched. ``overdraft`` is what calls used
+    beyond what they had reserved, and what did not fit under the cap: nothing is admitted until it does.
+    """
+
+    namespace: str
+    scope: str
+    unit: str
+    window: str = ""
+    start_us: int = 0
+    cap: int | None = None
+    spent: int = 0
+    reserved: int = 0
+    overdraft: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitRecord:
+    """A limit that was set while agents run; ``pattern`` is a scope or a glob, ``soft`` percents with commas."""
+
+    namespace: str
+    pattern: str
+    unit: str
+    window: str = ""
+    amount: int
+    hard: bool = True
+    soft: str = ""
+    actor: str
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecord:
+    """What one call cost and used, written when it is settled: ``cost`` in nano-USD (None: its price is not known).
+
+    ``cached_tokens`` are part of the input, ``reasoning_tokens`` of the output. ``prices`` says which prices.
+    """
+
+    call_id: str
+    namespace: str
+    run_id: str
+    at_us: int
+    tool: str
+    model: str | None = None
+    provider: str | None = None
+    agent: str | None = None
+    user: str | None = None
+    tenant: str | None = None
+    cost: int | None = None
+    prices: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

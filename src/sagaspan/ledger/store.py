@@ -12,15 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
+from sagaspan.ledger.records import (
+    AuditRow,
+    BudgetRecord,
+    CallRecord,
+    CallState,
+    LeaseRecord,
+    LimitRecord,
+    LockRecord,
+    RunRecord,
+    RunState,
+    UsageRecord,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CallChange:
     """Save ``record`` if its row is still at ``expected_version`` (0: if its key is free).
 
-    ``claims``: only while its run is at ``run_epoch`` and ``running``, and the record takes the next place in the
-    claim order.
+    ``claims``: only while its run is at ``run_epoch`` and ``running``, and the controls of its namespace (limits that
+    operators set) are at version ``controls``; the record then takes the next place in the claim order.
     """
 
     record: CallRecord
@@ -28,6 +39,7 @@ class CallChange:
     expected_version: int = 0
     claims: bool = False
     run_epoch: int = 0
+    controls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +59,57 @@ class LockChange:
     expected_version: int = 0
 
 
-Change = CallChange | RunChange | LockChange
+@dataclass(frozen=True, slots=True)
+class ReserveChange:
+    """Reserve ``amount`` of the budget that ``record`` names, if it fits under its ``cap`` with what is used of it.
+
+    An overdraft counts as spent from then on. Without a cap it always fits.
+    """
+
+    record: BudgetRecord
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpendChange:
+    """Give back what a call had reserved of the budget that ``record`` names, and spend ``spent`` of it.
+
+    What does not fit under the cap becomes overdraft. No condition.
+    """
+
+    record: BudgetRecord
+    reserved: int
+    spent: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageChange:
+    """Save what a call cost and used; again replaces it. No condition."""
+
+    record: UsageRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """Save a limit and move the controls of its namespace on by one; every later claim sees it. No condition."""
+
+    record: LimitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RateChange:
+    """One call of ``name`` by GCRA, if it need not wait: times in nanoseconds since the epoch (``sagaspan.rate``)."""
+
+    namespace: str
+    name: str
+    now_ns: int
+    interval_ns: int
+    burst: int
+
+
+Change = (
+    CallChange | RunChange | LockChange | ReserveChange | SpendChange | UsageChange | LimitChange | RateChange
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +173,21 @@ class Store(Protocol):
 
     def locks_of(self, namespace: str, run_id: str) -> list[LockRecord]:
         """The locks that this run, or calls of it, took last; in the order of their names."""
+
+    def controls_of(self, namespace: str) -> tuple[int, list[LimitRecord]]:
+        """The version of a namespace's controls, 0 if none were ever set, and the limits in force at that version."""
+
+    def budget(self, record: BudgetRecord) -> BudgetRecord:
+        """The budget that ``record`` names as it is now; ``record`` if nothing was ever used of it."""
+
+    def budgets(self, namespace: str | None = None, scope: str | None = None) -> list[BudgetRecord]:
+        """The budgets of which something was used, of a namespace and scope (None: of all)."""
+
+    def calls_with_reservations(self, namespace: str | None = None) -> list[CallRecord]:
+        """The calls that have something reserved."""
+
+    def arrival_of(self, namespace: str, name: str) -> int | None:
+        """The arrival time that is kept for a rate, in nanoseconds."""
 
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""

@@ -135,6 +135,9 @@ RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
     (_R.COMPENSATING, _V.PARTIALLY_COMPENSATED): _R.PARTIALLY_COMPENSATED,
 }
 
+KEEPS_RESERVATIONS: Final = frozenset({_C.AWAITING_APPROVAL, _C.SCHEDULED, _C.RUNNING, _C.UNKNOWN, _C.NEEDS_HUMAN})
+"""The states of a call that may still cost something."""
+
 CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE, _E.BODY_ENDED})
 RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.COMMIT, _V.COMPENSATE}
 
@@ -161,12 +164,13 @@ def claim_again(
     traceparent: str | None,
     detail: str | None = None,
     locks: str | None = None,
+    reserved: str | None = None,
 ) -> tuple[CallRecord, AuditRow]:
     """Claim a call that did not happen, or that may be run again, for ``owner``; a new epoch."""
     return move_call(
         record, CallEvent.CLAIM, now_us, detail=detail, owner=owner, epoch=record.epoch + 1,
         attempts=record.attempts + 1, started_us=now_us, ended_us=None, error_type=None, error_message=None,
-        traceparent=traceparent, locks=locks,
+        traceparent=traceparent, locks=locks, reserved=reserved,
     )  # fmt: skip
 
 
@@ -206,6 +210,8 @@ def move_call(
         raise IllegalTransition(f"call {record.id}: {event} is not allowed in state {record.state}")
     if event in CALL_ENDINGS:
         changes["ended_us"] = now_us
+    if record.reserved is not None and state not in KEEPS_RESERVATIONS:
+        changes["reserved"] = None
     after = replace(record, state=state, version=record.version + 1, **changes)
     return after, _call_row(after, event, record.state, now_us, detail, actor)
 

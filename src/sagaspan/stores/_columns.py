@@ -8,13 +8,28 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, Phase, RunRecord, RunState
+from sagaspan.ledger.records import (
+    AuditRow,
+    BudgetRecord,
+    CallRecord,
+    CallState,
+    LeaseRecord,
+    LimitRecord,
+    LockRecord,
+    Phase,
+    RunRecord,
+    RunState,
+    UsageRecord,
+)
 
 CALL_COLUMNS: Final = tuple(field.name for field in fields(CallRecord))
 RUN_COLUMNS: Final = tuple(field.name for field in fields(RunRecord))
 AUDIT_COLUMNS: Final = tuple(field.name for field in fields(AuditRow))
 LEASE_COLUMNS: Final = tuple(field.name for field in fields(LeaseRecord))
 LOCK_COLUMNS: Final = tuple(field.name for field in fields(LockRecord))
+BUDGET_COLUMNS: Final = tuple(field.name for field in fields(BudgetRecord))
+LIMIT_COLUMNS: Final = tuple(field.name for field in fields(LimitRecord))
+USAGE_COLUMNS: Final = tuple(field.name for field in fields(UsageRecord))
 
 # What never changes after a record's first claim; all other columns are saved with every transition.
 _CALL_CONSTANTS: Final = frozenset(
@@ -90,3 +105,19 @@ def lease_record(row: Sequence[Any]) -> LeaseRecord:
 def lock_record(row: Sequence[Any]) -> LockRecord:
     """The lock of a row selected by ``LOCK_COLUMNS``."""
     return LockRecord(**dict(zip(LOCK_COLUMNS, row, strict=True)))
+
+
+def budget_record(row: Sequence[Any]) -> BudgetRecord:
+    """The budget of a row selected by ``BUDGET_COLUMNS``."""
+    return BudgetRecord(**dict(zip(BUDGET_COLUMNS, row, strict=True)))
+
+
+def limit_record(row: Sequence[Any]) -> LimitRecord:
+    """The limit of a row selected by ``LIMIT_COLUMNS``."""
+    values = dict(zip(LIMIT_COLUMNS, row, strict=True))
+    return LimitRecord(**{**values, "hard": bool(values["hard"])})
+
+
+budget_name = attrgetter("namespace", "scope", "unit", "window", "start_us")
+limit_values = attrgetter(*LIMIT_COLUMNS)
+usage_values = attrgetter(*USAGE_COLUMNS)

@@ -22,6 +22,7 @@ from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
 from sagaspan.ledger.store import SAVED, CallChange, Change, Commit, LockChange, RunChange
 from sagaspan.stores import _columns as columns
+from sagaspan.stores import _sqlite_budgets as budgets
 from sagaspan.stores._migrate import current_version, migrate
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 
@@ -36,6 +37,8 @@ _RUNS: Final = ", ".join(columns.RUN_COLUMNS)
 _AUDIT: Final = ", ".join(columns.AUDIT_COLUMNS)
 _LEASES: Final = ", ".join(columns.LEASE_COLUMNS)
 _LOCKS: Final = ", ".join(columns.LOCK_COLUMNS)
+_BUDGETS: Final = ", ".join(columns.BUDGET_COLUMNS)
+_LIMITS: Final = ", ".join(f"l.{name}" for name in columns.LIMIT_COLUMNS)
 
 
 _inherited: Final[list[sqlite3.Connection]] = []
@@ -78,10 +81,11 @@ def _sets(names: Sequence[str]) -> str:
 
 # Only constants of this package are put together here; every value is a bound parameter.
 _APPEND_AUDIT: Final = f"insert into audit ({_AUDIT}) values ({_marks(columns.AUDIT_COLUMNS)})"  # noqa: S608
+_CONTROLS: Final = "coalesce((select version from controls where controls.namespace = runs.namespace), 0) = ?"
 _CLAIM_CALL: Final = f"""
 insert into calls ({_CALLS})
 select {", ".join("last_insert_rowid()" if name == "claim_seq" else "?" for name in columns.CALL_COLUMNS)}
-  from runs where namespace = ? and id = ? and epoch = ? and state = 'running'
+  from runs where namespace = ? and id = ? and epoch = ? and state = 'running' and {_CONTROLS}
     on conflict (namespace, scope, tool, key) do nothing
 """  # noqa: S608
 _INSERT_CALL: Final = f"""
@@ -93,7 +97,8 @@ _UPDATE_CALL: Final = f"update calls set {_sets(columns.CALL_CHANGING)} where id
 _CLAIM_CALL_AGAIN: Final = f"""
 update calls set {_sets(columns.CALL_CHANGING)}, claim_seq = last_insert_rowid()
  where id = ? and version = ?
-   and exists (select 1 from runs where namespace = ? and id = ? and epoch = ? and state = 'running')
+   and exists (
+       select 1 from runs where namespace = ? and id = ? and epoch = ? and state = 'running' and {_CONTROLS})
 """  # noqa: S608
 _INSERT_RUN: Final = f"insert into runs ({_RUNS}) values ({_marks(columns.RUN_COLUMNS)}) on conflict do nothing"  # noqa: S608
 _UPDATE_RUN: Final = f"""
@@ -270,6 +275,36 @@ class SqliteStore:
         """The locks that this run, or calls of it, took last; in the order of their names."""
         return self._locks("namespace = ? and run_id = ? order by name", (namespace, run_id))
 
+    def controls_of(self, namespace: str) -> tuple[int, list[LimitRecord]]:
+        """The version of a namespace's controls, 0 if none were ever set, and the limits in force at that version."""
+        rows = self._fetch(
+            f"select c.version, {_LIMITS} from controls c left join limits l on l.namespace = c.namespace "  # noqa: S608
+            "where c.namespace = ?",
+            (namespace,),
+        )
+        return (rows[0][0] if rows else 0), [columns.limit_record(row[1:]) for row in rows if row[1] is not None]
+
+    def budget(self, record: BudgetRecord) -> BudgetRecord:
+        """The budget that ``record`` names as it is now; ``record`` if nothing was ever used of it."""
+        where = "namespace = ? and scope = ? and unit = ? and window = ? and start_us = ?"
+        return next(iter(self._budgets(where, columns.budget_name(record))), record)
+
+    def budgets(self, namespace: str | None = None, scope: str | None = None) -> list[BudgetRecord]:
+        """The budgets of which something was used, of a namespace and scope (None: of all)."""
+        return self._budgets(
+            "(?1 is null or namespace = ?1) and (?2 is null or scope = ?2) order by namespace, scope, unit, start_us",
+            (namespace, scope),
+        )
+
+    def calls_with_reservations(self, namespace: str | None = None) -> list[CallRecord]:
+        """The calls that have something reserved."""
+        return self._calls("reserved is not null and (?1 is null or namespace = ?1)", (namespace,))
+
+    def arrival_of(self, namespace: str, name: str) -> int | None:
+        """The arrival time that is kept for a rate, in nanoseconds."""
+        rows = self._fetch("select arrival_ns from rates where namespace = ? and name = ?", (namespace, name))
+        return rows[0][0] if rows else None
+
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""
         prefix = _glob(f"{thread}/").removesuffix("*")
@@ -360,6 +395,10 @@ class SqliteStore:
     def _locks(self, where: str, values: Sequence[Any]) -> list[LockRecord]:
         rows = self._fetch(f"select {_LOCKS} from locks where {where}", values)  # noqa: S608
         return [columns.lock_record(row) for row in rows]
+
+    def _budgets(self, where: str, values: Sequence[Any]) -> list[BudgetRecord]:
+        rows = self._fetch(f"select {_BUDGETS} from budgets where {where}", values)  # noqa: S608
+        return [columns.budget_record(row) for row in rows]
 
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
         with self._connected() as connection:
@@ -502,6 +541,8 @@ def _save_apart(connection: sqlite3.Connection, request: _Request) -> Commit:
 def _save(connection: sqlite3.Connection, change: Change) -> bool:
     if isinstance(change, LockChange):
         return _save_lock(connection, change)
+    if not isinstance(change, CallChange | RunChange):
+        return budgets.save(connection, change)
     # The audit row first: its number becomes the call's place in the claim order.
     connection.execute(_APPEND_AUDIT, columns.audit_values(change.audit))
     if isinstance(change, RunChange):
@@ -511,7 +552,7 @@ def _save(connection: sqlite3.Connection, change: Change) -> bool:
 
 def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
     record = change.record
-    fence = (record.namespace, record.run_id, change.run_epoch) if change.claims else ()
+    fence = (record.namespace, record.run_id, change.run_epoch, change.controls) if change.claims else ()
     if change.expected_version:
         statement = _CLAIM_CALL_AGAIN if change.claims else _UPDATE_CALL
         values = (*columns.call_changes(record), change.expected_version, *fence)

@@ -1,0 +1,165 @@
+"""Which budgets a call must fit into: those of its runs, of the guard, and those operators set while agents run.
+
+What operators set lies in the store under a version, which every claim compares in its own transaction. So a new limit
+holds from the next claim on, in every process, and whether or not its scope was ever used; a process that is behind has
+its claim refused, reads the limits and claims again. Nothing is looked up otherwise.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sagaspan._call import Call
+from sagaspan.amounts import Unit, in_units, show_amount
+from sagaspan.budget import Budget, Window, window_end, window_start
+from sagaspan.exceptions import BudgetExceeded
+from sagaspan.ledger.records import BudgetRecord, LimitRecord, RunRecord
+from sagaspan.ledger.store import ReserveChange, Store
+from sagaspan.scopes import BudgetBook
+
+_NO_BOOK: Final = BudgetBook(None)
+
+
+def budget_of(limit: LimitRecord) -> Budget:
+    """The budget that an operator set."""
+    return Budget(
+        limit=limit.amount, unit=Unit(limit.unit), window=Window(limit.window) if limit.window else None,
+        soft=tuple(int(percent) for percent in limit.soft.split(",") if percent), hard=limit.hard,
+    )  # fmt: skip
+
+
+class Limits:
+    """The budgets of one guard over one store, as far as this process knows them."""
+
+    def __init__(self, store: Store, namespace: str, declared: BudgetBook) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._declared = declared
+        self._take(0, _NO_BOOK)
+
+    def _take(self, version: int, set_: BudgetBook) -> None:
+        # One tuple: a claim in another thread sees the limits with their version, or neither.
+        self._known: tuple[int, BudgetBook, dict[str, tuple[Budget, ...]]] = version, set_, {}
+
+    @property
+    def version(self) -> int:
+        """The version of the controls that this process knows."""
+        return self._known[0]
+
+    def reload(self) -> bool:
+        """Read the limits in force; whether they are other than those known before."""
+        version, limits = self._store.controls_of(self._namespace)
+        if version == self.version:
+            return False
+        by_pattern: dict[str, list[Budget]] = {}
+        for limit in limits:
+            by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
+        self._take(version, BudgetBook(by_pattern, source="limits"))
+        return True
+
+    def of(self, scope: str) -> tuple[Budget, ...]:
+        """The budgets of a scope: what an operator set over what the guard declares, unit by unit, window by window."""
+        _, set_, found = self._known
+        budgets = found.get(scope)
+        if budgets is None:
+            budgets = found[scope] = merged(set_.of(scope), self._declared.of(scope))
+            if len(found) > _REMEMBERED:
+                found.clear()
+        return budgets
+
+    def reservations(self, call: Call, at_us: int) -> list[ReserveChange]:
+        """What ``call`` reserves, in the order of scopes; raises ``BudgetExceeded`` for a run that is out of time."""
+        _, set_, _ = self._known
+        if not (len(set_) or len(self._declared) or any(budgets for _, budgets in call.purse)):
+            return []
+        found = [
+            *((scope, budget) for scope, own in call.purse for budget in merged(self.of(scope), own)),
+            *((scope, budget) for scope in _scopes_of(call) for budget in self.of(scope)),
+        ]
+        for scope, budget in found:
+            if budget.unit is Unit.TIME:
+                _check_time(call, scope, budget, at_us)
+        counted = [self._reserve(call, *one, at_us) for one in found if one[1].unit in call.declared.costs]
+        return sorted(counted, key=_order)
+
+    def _reserve(self, call: Call, scope: str, budget: Budget, at_us: int) -> ReserveChange:
+        record = row_of(self._namespace, scope, budget, at_us)
+        return ReserveChange(record, call.declared.costs[budget.unit])
+
+    def exceeded(self, call: Call, change: ReserveChange) -> BudgetExceeded:
+        """The error of a call whose reservation ``change`` was refused."""
+        wanted, now = change.record, self._store.budget(change.record)
+        unit, window = Unit(wanted.unit), Window(wanted.window) if wanted.window else None
+        limit, used = wanted.cap or 0, now.spent + now.overdraft
+        resets = window_end(window, wanted.start_us) if window else None
+        left = max(limit - used - now.reserved, 0)
+        return BudgetExceeded(
+            f"tool {call.tool.name!r} did not run: it needs {show_amount(change.amount, unit)}, and the budget of "
+            f"{wanted.scope!r} ({show_amount(limit, unit)}{f'/{window}' if window else ''}) has "
+            f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. {_remedy(wanted, resets)}",
+            scope=wanted.scope,
+            limit=in_units(limit, unit),
+            spent=in_units(used, unit),
+            reserved=in_units(now.reserved, unit),
+            requested=in_units(change.amount, unit),
+            resets_at=None if resets is None else dt.datetime.fromtimestamp(resets / 1e6, dt.UTC),
+        )
+
+
+_REMEMBERED: Final = 10_000
+
+
+def merged(over: Sequence[Budget], under: Sequence[Budget]) -> tuple[Budget, ...]:
+    """``over`` with those of ``under`` that it says nothing of."""
+    said = {(budget.unit, budget.window) for budget in over}
+    return (*over, *(budget for budget in under if (budget.unit, budget.window) not in said))
+
+
+def row_of(namespace: str, scope: str, budget: Budget, at_us: int) -> BudgetRecord:
+    """The row in which ``budget`` of ``scope`` is counted at ``at_us``; its cap is the limit, if that is a hard one."""
+    return BudgetRecord(
+        namespace=namespace, scope=scope, unit=budget.unit, window=budget.window or "",
+        start_us=window_start(budget.window, at_us), cap=budget.limit if budget.hard else None,
+    )  # fmt: skip
+
+
+def scopes_of_run(run: RunRecord, agent: str | None = None) -> list[str]:
+    """The scopes that a run joins, beside its own."""
+    parts: Mapping[str, str | None] = {"agent": agent or run.agent, "tenant": run.tenant, "user": run.user}
+    return [f"{kind}:{name}" for kind, name in parts.items() if name]
+
+
+def _scopes_of(call: Call) -> list[str]:
+    return [*scopes_of_run(call.run, call.agent), f"tool:{call.tool.name}"]
+
+
+def _order(change: ReserveChange) -> tuple[str, str, str]:
+    """All claims take the rows in one order, so that no two wait for each other."""
+    return change.record.scope, change.record.unit, change.record.window
+
+
+def _check_time(call: Call, scope: str, budget: Budget, at_us: int) -> None:
+    used = at_us - call.run.started_us
+    if used < budget.limit or not budget.hard:
+        return
+    raise BudgetExceeded(
+        f"tool {call.tool.name!r} did not run: the run {call.run.id!r} has worked for "
+        f"{used / 1e6:.0f} s, and its budget is {show_amount(budget.limit, budget.unit)}. Give it more (budget=), or "
+        "go on in a new run",
+        scope=scope, limit=in_units(budget.limit, budget.unit), spent=in_units(used, budget.unit),
+        reserved=in_units(0, budget.unit), requested=in_units(0, budget.unit),
+    )  # fmt: skip
+
+
+def _and_reserved(reserved: int, unit: Unit) -> str:
+    return f" ({show_amount(reserved, unit)} are reserved by calls that have not ended)" if reserved else ""
+
+
+def _remedy(record: BudgetRecord, resets_us: int | None) -> str:
+    raised = f"raise it: sagaspan budgets set {record.scope} AMOUNT"
+    if resets_us is None:
+        return f"Find out why, or {raised}"
+    at = dt.datetime.fromtimestamp(resets_us / 1e6, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"It is whole again at {at}; or {raised}"
