@@ -59,7 +59,7 @@ ALLOWED = {
     "_engine": DATA | {"ledger", "middleware"},
     "_recovery": DATA | {"ledger", "_alone", "_endings", "_retries", "_rollback", "_saga"},
     "_run": DATA | {"ledger", "_endings", "_rollback", "_saga", "_undo"},
-    "_views": BASE | {"ledger", "_backends", "_probe"},
+    "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
     "_adapters": {"exceptions"},
     "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_views"},
     "adapters": {"_adapters", "_guard", "_tool", "policy"},

@@ -78,6 +78,7 @@ async def _undo(engine: Engine, run: RunRecord, step: CallRecord, backend: Backe
     rollback = saga.rollback_of(engine, run, backend=backend, span=engine.no_span, again=ONCE, lock=True)
     try:
         await rollback([step])
+        await backend.io(saga.close_if_undone, engine.store, run)
     except (LockConflict, StoreUnavailable) as error:
         _log.warning("call %s of tool %r was left to another worker: %s", step.id, step.tool, error)
     return await backend.io(engine.store.get_call, step.id) or step  # raises if the store really is unavailable

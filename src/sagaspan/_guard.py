@@ -332,13 +332,13 @@ class Guard:
 
     @property
     def runs(self) -> Runs:
-        """What the ledger has of runs."""
-        return Runs(self._store)
+        """What the ledger has of the runs of this namespace."""
+        return Runs(self._store, self._engine.namespace)
 
     @property
     def calls(self) -> Calls:
-        """What the ledger has of calls."""
-        return Calls(self._store)
+        """What the ledger has of the calls of this namespace."""
+        return Calls(self._store, self._engine.namespace)
 
     def close(self) -> None:
         """End the session and close the store; the guard may be used again, and opens again then."""

@@ -323,6 +323,24 @@ async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, bac
             await _move(engine, child, event, backend, synced=False)
 
 
+def close_if_undone(store: Store, run: RunRecord | None) -> None:
+    """A run that was not wholly undone is ``compensated`` once somebody has undone by hand what was left.
+
+    So are the runs it is nested in, if nothing else is left of them.
+    """
+    while run is not None and run.state is RunState.PARTIALLY_COMPENSATED:
+        steps = steps_of(store, run)
+        if steps.undoable or steps.not_compensable or steps.unresolved:
+            return
+        started, first = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), owner=owner.NOBODY)
+        ended, second = transitions.move_run(started, RunEvent.COMPENSATED, now_us(), detail="undone by hand")
+        if not store.commit(
+            [RunChange(started, first, run.version), RunChange(ended, second, started.version)], synced=True
+        ):
+            return  # somebody else is at it
+        run = store.get_run(run.namespace, run.parent_id) if run.parent_id else None
+
+
 async def _move(
     engine: Engine, run: RunRecord, event: RunEvent, backend: Backend, *, synced: bool, **changes: str | None
 ) -> RunRecord:

@@ -91,6 +91,8 @@ async def _whole_run(
         _refuse(run, steps.unresolved[0])
     over = run.state in (RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED, RunState.FAILED)
     untouched = run.state is RunState.COMPLETED and not steps.happened
+    if not dry_run and over and not steps.undoable:
+        await backend.io(saga.close_if_undone, engine.store, run)
     if dry_run or untouched or (over and not steps.undoable):
         return replace(
             _foreseen(engine, steps.undoable),
@@ -124,6 +126,7 @@ async def _one_call(
     report = await saga.rollback_of(engine, run, backend=backend, span=engine.no_span, lock=True)([step])
     if report.queued and step.state is not CallState.COMPENSATING:
         await backend.io(_queue, engine.store, step)
+    await backend.io(saga.close_if_undone, engine.store, run)
     return report
 
 

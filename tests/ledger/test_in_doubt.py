@@ -871,3 +871,35 @@ def _until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_what_stands_after_a_rollback_is_closed_by_a_person(guard: Guard) -> None:
+    """A write that nothing undoes, undone by hand: then the run is compensated, and nobody need look any more."""
+    pay = guard.tool("pay", effect="write")(lambda: "paid")
+    with pytest.raises(Declined), guard.run("trip", id="a"):
+        pay()
+        with guard.run("inner", id="b"):
+            pay()
+        raise Declined
+    first, second = guard.runs.get("a").calls[0], guard.runs.get("b").calls[0]
+    with pytest.raises(ResolutionError, match="is done"):
+        guard.calls.resolve(first.id, "did-not-happen", note="n")
+    guard.calls.resolve(first.id, "compensated", note="refunded by hand", actor="ada")
+    assert guard.runs.get("a").status == "partially_compensated"
+    assert guard.calls.resolve(second.id, "compensated", note="refunded").state == "compensated"
+    assert guard.runs.get("a").status == guard.runs.get("b").status == "compensated"
+    assert not guard.compensate("a").not_compensable
+    _checked(guard, "a")
+
+
+def test_a_step_of_a_run_that_goes_on_is_not_undone_by_hand(guard: Guard) -> None:
+    """It would be run again in it."""
+    pay = guard.tool("pay", effect="write")(lambda: "paid")
+    with guard.run("trip", id="a") as run:
+        with guard.run("inner", id="b") as inner:
+            pay()
+        with pytest.raises(ResolutionError, match="is done"):
+            guard.calls.resolve(inner.calls[0].id, "compensated", note="n")
+        run.pause()
+    with pytest.raises(ResolutionError, match="is done"):
+        guard.calls.resolve(inner.calls[0].id, "compensated", note="n")

@@ -300,6 +300,27 @@ def test_prefixes_are_literal(store: Store, prefix: str) -> None:
     assert [run.id for run in store.match_runs(f"{prefix}1")] == [f"{prefix}1"]
 
 
+def test_namespaces_are_found_and_kept_apart(store: Store) -> None:
+    """Each once, however many runs it has; what is asked of one shows nothing of another."""
+    assert store.namespaces() == ["n"]
+    for namespace in ("b", "a", "c"):
+        for name in ("r1", "r2"):
+            opened, audit = open_run(replace(RUN, namespace=namespace, id=name))
+            assert store.commit([RunChange(opened, audit)], synced=False)
+            id_ = f"{namespace}-{name}"
+            record, audit = open_call(replace(CALL, namespace=namespace, id=id_, key=id_, scope="s:1", run_id=name))
+            assert store.commit([CallChange(record, audit)], synced=False)
+    assert store.namespaces() == ["a", "b", "c", "n"]
+    assert len(store.match_runs("r1")) == 3
+    for found in (store.list_runs(namespace="b"), store.match_runs("r", namespace="b")):
+        assert sorted((run.namespace, run.id) for run in found) == [("b", "r1"), ("b", "r2")]
+    lists = (store.list_calls, store.open_calls)
+    for calls in (*(listed(namespace="b") for listed in lists), store.calls_in_scope("s:", namespace="b")):
+        assert sorted(call.id for call in calls) == ["b-r1", "b-r2"]
+    assert store.match_calls("b-r1", namespace="a") == []
+    assert len(store.calls_in_scope("s:")) == 6
+
+
 def test_reading_makes_no_ledger(tmp_path: Path) -> None:
     """``create=False`` says that there is none, and makes none."""
     with pytest.raises(StoreUnavailable, match="there is no ledger"):
@@ -474,7 +495,7 @@ def test_what_is_refused_of_a_batch_leaves_nothing_behind(store: Store) -> None:
             time.sleep(0.001)
     for thread in work:
         thread.join()
-    assert sorted(saved) == [False, True]
+    assert sorted(map(bool, saved)) == [False, True]
     assert [call.id for call in store.calls_of("n", "r")] == ["c"]
     assert [row.event for row in store.audit_of("n", "r")] == ["run.open", "claim"]
 

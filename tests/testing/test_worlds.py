@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from sagaspan import ConfigurationError, Guard, OutcomeUnknown
-from sagaspan.testing import Crash, World, assert_history, assert_settled, assert_undone, crash_points
+from sagaspan.testing import (
+    Crash,
+    World,
+    assert_history,
+    assert_settled,
+    assert_undone,
+    crash_points,
+    frozen_clock,
+)  # fmt: skip
 from tests.conftest import Caller
 
 
@@ -291,6 +299,11 @@ def test_effects_under_a_key_happen_once() -> None:
         )  # fmt: skip
         world.resume()
         assert world.effects == ["pay", "pay", "pay"]
+        with frozen_clock() as clock:
+            world.effect("ship")
+            assert [world.happened("ship", lag=lag) for lag in (0, 10)] == [True, False]
+            clock.advance(10)
+            assert world.happened("ship", lag=10)
 
 
 def test_a_guard_of_the_module_is_put_on_the_world(guard: Guard) -> None:

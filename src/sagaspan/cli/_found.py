@@ -1,16 +1,20 @@
-"""The one run or call of an id or a unique prefix, or the sentence that says why there is none."""
+"""The one run or call of an id or a unique prefix, or the sentence that says why there is none; and of which namespace.
+
+Most stores have one namespace: it is named only where there are several.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sagaspan.cli._options import NotFound
-from sagaspan.ledger.records import CallRecord, RunRecord
+from sagaspan.cli._options import NotFound, Settings
+from sagaspan.ledger.records import CallInfo, CallRecord, RunInfo, RunRecord
 
 SHOWN: Final = 10
 """How many matches of an ambiguous prefix are listed."""
 
+Rows = Sequence[tuple[object, ...]]
 Match = tuple[str, str, str, str | None]
 """Kind, id, what it is, and its namespace, if it has one."""
 
@@ -60,3 +64,17 @@ def ambiguous(prefix: str, what: str, matches: Sequence[Match]) -> NotFound:
     else:
         some = f"{len(matches)} {what}"
     return NotFound(f"{prefix!r} is the start of {some}; give more of it", listed)
+
+
+def namespace_of(found: RunInfo | CallInfo, settings: Settings) -> str | None:
+    """The namespace of a run or call, if the store has several."""
+    return found.namespace if len(settings.open_store().namespaces()) > 1 else None
+
+
+def with_namespaces(
+    store: Any, wanted: str | None, columns: Sequence[str], rows: Rows, namespaces: Sequence[str]
+) -> tuple[Sequence[str], Rows]:
+    """A table with a column of the rows' ``namespaces``, if the store has several and none is ``wanted`` alone."""
+    if wanted is not None or len(store.namespaces()) < 2:
+        return columns, rows
+    return ("namespace", *columns), [(name, *row) for name, row in zip(namespaces, rows, strict=True)]

@@ -120,4 +120,9 @@ def common_options(function: F) -> F:
     return cast(F, functools.update_wrapper(with_settings, function))
 
 
+def namespace_option(function: F) -> F:
+    """Add ``--namespace``, for commands that would otherwise look at all of them."""
+    return click.option("--namespace", metavar="NAME", help="Only this one; the default is all of them.")(function)
+
+
 pass_settings = click.make_pass_decorator(Settings, ensure=True)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagaspan.cli._found import the_call, the_run
-from sagaspan.cli._options import DONE, NEEDS_PERSON, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._next import undone_command
+from sagaspan.cli._options import (
+    DONE,
+    NEEDS_PERSON,
+    NotFound,
+    Settings,
+    common_options,
+    namespace_option,
+    pass_settings,
+)
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--call", "call_id", metavar="ID", help="Only this call of it, by id or unique prefix.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be undone.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask; needed where nobody can be asked.")
-@click.option("--namespace", metavar="NAME", help="Of the run, if its id is in several.")
+@namespace_option
 @common_options
 @pass_settings
 @click.pass_context
@@ -188,6 +197,8 @@ class _Work:
 
     def _next(self, report: Undone, *, dry_run: bool) -> list[str]:
         lines = [self._settings.command(f"show {step.id}") for step in report.failed]
+        if not dry_run:
+            lines += [undone_command(step) for step in report.not_compensable]
         if report.queued:
             again = f"compensate {self._run.id}" + (f" --call {self._call.id}" if self._call else "")
             app = "" if self._settings.app_named else " --app MODULE:GUARD"

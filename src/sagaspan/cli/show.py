@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from sagaspan.cli._found import SHOWN, ambiguous, call_match, run_match
-from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
+from sagaspan.cli._next import next_commands
+from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, call_info
+
+_OPEN: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATION_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,12 @@ class _Match:
 
 @click.command()
 @click.argument("any_id", metavar="ANY")
+@namespace_option
 @common_options
 @pass_settings
-def show(settings: Settings, any_id: str) -> None:
+def show(settings: Settings, any_id: str, namespace: str | None) -> None:
     """A run, call, trace or idempotency key, by unique prefix."""
-    matches = [*_in_ledger(settings, any_id), *_in_traces(settings, any_id)]
+    matches = [*_in_ledger(settings, any_id, namespace), *_in_traces(settings, any_id)]
     if not matches:
         raise NotFound(f"nothing starts with {any_id!r}; see: sagaspan runs list, sagaspan traces list")
     matches = [match for match in matches if match.id == any_id] or matches
@@ -54,7 +58,8 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
         Text.assemble(("call ", "bold"), visible(call.id), "  ", visible(call.tool), "  ", styled(call.state))
     )
     facts = (
-        ("run", call.run_id), ("arguments", short(call.args, 400)), ("result", call.result and short(call.result, 400)),
+        ("run", call.run_id), ("namespace", namespace_of(call, settings)), ("arguments", short(call.args, 400)),
+        ("result", call.result and short(call.result, 400)),
         ("result lost", call.result_lost), ("error", call.error), ("effect", call.effect), ("attempts", call.attempts),
         ("undone by", call.compensate), ("undoes", call.compensates), ("idempotency key", call.idempotency_key),
         ("locks", ", ".join(call.locks)),
@@ -64,6 +69,9 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
     for name, value in facts:
         if value:
             say(f"  {name:<16} {visible(value)}")
+    if call.state in _OPEN:
+        for command in next_commands(call):
+            say(f"  {'next':<16} {command}")
     say("")
     rows = [(_moment(row.at_us), row.event, row.from_state, row.to_state, row.detail) for row in audit]
     emit_table(("at", "event", "from", "to", "detail"), rows, title="history")
@@ -76,11 +84,11 @@ def _holder(call: CallInfo, settings: Settings) -> str | None:
     return held_by(settings.open_store(), call.owner, call.id)[1] if call.state is CallState.RUNNING else None
 
 
-def _in_ledger(settings: Settings, prefix: str) -> list[_Match]:
+def _in_ledger(settings: Settings, prefix: str, namespace: str | None) -> list[_Match]:
     try:
         store = settings.open_store()
-        runs = store.match_runs(prefix, limit=SHOWN + 1)
-        calls = store.match_calls(prefix, limit=SHOWN + 1)
+        runs = store.match_runs(prefix, namespace=namespace, limit=SHOWN + 1)
+        calls = store.match_calls(prefix, namespace=namespace, limit=SHOWN + 1)
     except StoreUnavailable:
         if settings.has_ledger or not settings.traces.is_dir():
             raise

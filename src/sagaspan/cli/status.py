@@ -9,12 +9,14 @@ from typing import Any, Final
 import click
 
 from sagaspan._owner import NOBODY
-from sagaspan.cli._holders import RECOVER, held_by
-from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
+from sagaspan.cli._found import with_namespaces
+from sagaspan.cli._holders import held_by
+from sagaspan.cli._next import RECOVER, next_commands
+from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
 from sagaspan.ledger.judgement import Verdict
 from sagaspan.ledger.locks import held_by_call, held_by_run
-from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
 
 _RUNS: Final = {
     RunState.PAUSED: "waits to be continued with the same run id",
@@ -35,6 +37,7 @@ class Item:
 
     kind: str
     id: str
+    namespace: str
     what: str
     state: str
     why: str
@@ -43,19 +46,21 @@ class Item:
 
 
 @click.command()
+@namespace_option
 @common_options
 @pass_settings
 @click.pass_context
-def status(context: click.Context, settings: Settings) -> None:
+def status(context: click.Context, settings: Settings, namespace: str | None) -> None:
     """Everything that needs a person, each with its next command; exit 4 if any (for cron)."""
     store = settings.open_store()
-    items = [*_run_items(store), *_call_items(store), *_duplicates(store)]
+    items = [*_run_items(store, namespace), *_call_items(store, namespace), *_duplicates(store, namespace)]
     if settings.as_json:
         emit_json(items)
     elif not items:
         say("Nothing needs you.", "green")
     else:
-        emit_table(("what", "id", "state", "why", "next"), [_row(item) for item in items])
+        columns, rows = ("what", "id", "state", "why", "next"), [_row(item) for item in items]
+        emit_table(*with_namespaces(store, namespace, columns, rows, [item.namespace for item in items]))
     context.exit(NEEDS_PERSON if items else 0)
 
 
@@ -64,21 +69,19 @@ def _row(item: Item) -> tuple[str, ...]:
     return (f"{item.kind} {item.what}", item.id, item.state, item.why + kept, item.next)
 
 
-def _run_items(store: Any) -> Iterator[Item]:
-    wanted = [*_RUNS, RunState.RUNNING, RunState.COMPENSATING]
-    for run in store.list_runs(states=wanted, limit=_LIMIT):
+def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
+    several = len(store.namespaces()) > 1  # then its id alone may be two runs
+    going_on = [run for run in store.unfinished_runs() if namespace in (None, run.namespace)]
+    for run in (*store.list_runs(states=[*_RUNS], namespace=namespace, limit=_LIMIT), *going_on):
         orphaned = None if run.state in _RUNS else _orphaned(store, run)
         why = _RUNS.get(run.state) or orphaned
         if why is not None:
+            show = f"sagaspan show {run.id}" + (f" --namespace {run.namespace}" if several else "")
             yield Item(
-                kind="run",
-                id=run.id,
-                what=run.name,
-                state=run.state,
-                why=_because(why, run),
-                next=RECOVER if orphaned else f"sagaspan show {run.id}",
+                kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
+                why=why if run.reason is None else f"{why} ({run.reason})", next=RECOVER if orphaned else show,
                 locks=held_by_run(store, run),
-            )
+            )  # fmt: skip
 
 
 def _orphaned(store: Any, run: RunRecord) -> str | None:
@@ -96,42 +99,28 @@ def _orphaned(store: Any, run: RunRecord) -> str | None:
     return f"it stopped; it was held by {holder}. Recovery {becomes}"
 
 
-def _because(why: str, run: RunRecord) -> str:
-    return why if run.reason is None else f"{why} ({run.reason})"
-
-
-def _call_items(store: Any) -> Iterator[Item]:
-    for call in store.open_calls(_LIMIT):
+def _call_items(store: Any, namespace: str | None) -> Iterator[Item]:
+    for call in store.open_calls(_LIMIT, namespace=namespace):
         locks = held_by_call(store, call)
         if call.state is CallState.UNKNOWN and not call.declared_write and not locks:
             continue  # in doubt, but nobody has to act on a read
         why = _CALLS.get(call.state) or _abandoned(store, call) or _queued(store, call)
         if why is not None:
+            read = call.state is CallState.RUNNING and not call.declared_write
             yield Item(
-                kind="call", id=call.id, what=call.tool, state=call.state,
+                kind="call", id=call.id, namespace=call.namespace, what=call.tool, state=call.state,
                 why=why if call.error_message is None else f"{why}: {short(call.error_message, 80)}",
-                next=_next(call), locks=locks,
+                next=RECOVER if read else next_commands(call)[0], locks=locks,
             )  # fmt: skip
 
 
-def _next(call: CallRecord) -> str:
-    from sagaspan.cli.calls import resolve_command
-
-    if call.state is CallState.COMPENSATING or (call.state is CallState.RUNNING and not call.declared_write):
-        return RECOVER
-    if call.phase is Phase.COMPENSATION or call.state is CallState.COMPENSATION_FAILED:
-        return f"sagaspan show {call.compensates or call.id}"
-    return resolve_command(call.id)
-
-
-def _duplicates(store: Any) -> Iterator[Item]:
+def _duplicates(store: Any, namespace: str | None) -> Iterator[Item]:
     from sagaspan._views import Calls
-    from sagaspan.cli.calls import undo_command
 
-    for extra, _ in Calls(store).duplicates(_LIMIT):
+    for extra, _ in Calls(store, namespace).duplicates(_LIMIT):
         yield Item(
-            kind="call", id=extra.id, what=extra.tool, state=extra.state,
-            why="happened twice; this is the extra effect", next=undo_command(extra),
+            kind="call", id=extra.id, namespace=extra.namespace, what=extra.tool, state=extra.state,
+            why="happened twice; this is the extra effect", next=next_commands(extra)[0],
         )  # fmt: skip
 
 

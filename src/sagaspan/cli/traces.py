@@ -63,6 +63,11 @@ def show_trace(settings: Settings, trace_id: str) -> None:
 
 def synced_index(settings: Settings) -> Any:
     """The index of the trace files, brought up to date; damaged lines are named on standard error."""
+    return sync_index(settings)[0]
+
+
+def sync_index(settings: Settings, *, patience: float | None = None) -> tuple[Any, float]:
+    """As ``synced_index``, with the seconds that others held the index, which may be ``patience`` at most."""
     from sagaspan.index import TraceIndex
 
     if not settings.traces.is_dir():
@@ -73,10 +78,10 @@ def synced_index(settings: Settings) -> Any:
             "or name the folder with --home or SAGASPAN_TRACE_DIR"
         )
     index = TraceIndex(settings.traces)
-    report = index.sync(_progress())
+    report = index.sync(_progress()) if patience is None else index.sync(_progress(), patience=patience)
     for line in report.damaged:
         click.echo(f"Warning: a trace line was left out: {line}", err=True)
-    return index
+    return index, report.waited
 
 
 def matching_traces(settings: Settings, prefix: str) -> list[tuple[str, str]]:

@@ -271,6 +271,7 @@ class CallInfo:
     started: dt.datetime
     ended: dt.datetime | None
     version: int
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +300,7 @@ class RunInfo:
     owner: str
     started: dt.datetime
     ended: dt.datetime | None
+    namespace: str
     locks: tuple[str, ...] = ()
     calls: tuple[CallInfo, ...] = field(default=(), repr=False)
 
@@ -337,6 +339,7 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
         version=record.version,
+        namespace=record.namespace,
     )
 
 
@@ -367,6 +370,7 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = (), locks: tuple[s
         owner=record.owner,
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
+        namespace=record.namespace,
         locks=locks,
         calls=calls,
     )

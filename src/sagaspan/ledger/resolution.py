@@ -160,14 +160,20 @@ _DECISIONS: Final = {
 }
 
 
-def decided_by_hand(record: CallRecord, resolution: Resolution, *, result: Any) -> tuple[CallEvent, dict[str, Any]]:
-    """The event of a person's decision and what it records; raises ``ResolutionError`` if it does not fit."""
+def decided_by_hand(
+    record: CallRecord, resolution: Resolution, *, result: Any, over: bool
+) -> tuple[CallEvent, dict[str, Any]]:
+    """The event of a person's decision and what it records; raises ``ResolutionError`` if it does not fit.
+
+    ``over``: the call's run does not go on, so what is undone by hand is not run again in it.
+    """
     if record.phase is Phase.COMPENSATION:
         raise ResolutionError(
             f"call {record.id} is the undoing of call {record.compensates}; decide that one", call=call_info(record)
         )
     event = _DECISIONS.get((resolution, record.state))
-    if record.state is CallState.DONE and resolution is Resolution.COMPENSATED and record.scope.startswith(DUPLICATE):
+    undoable = (record.declared_write and over) or record.scope.startswith(DUPLICATE)
+    if record.state is CallState.DONE and resolution is Resolution.COMPENSATED and undoable:
         event = CallEvent.UNDONE_BY_HAND
     if record.state is CallState.DONE and resolution is Resolution.HAPPENED and record.result_lost is not None:
         event = None if result is NOT_GIVEN else CallEvent.SUPPLY_RESULT

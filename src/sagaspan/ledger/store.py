@@ -192,8 +192,13 @@ class Store(Protocol):
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""
 
-    def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
-        """Runs of every namespace, newest first."""
+    def namespaces(self) -> list[str]:
+        """The namespaces in which there are runs, in order."""
+
+    def list_runs(
+        self, *, states: Sequence[RunState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[RunRecord]:
+        """Runs of a namespace (None: of all), newest first."""
 
     def match_runs(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[RunRecord]:
         """Runs of a namespace (None: of all) whose id starts with ``prefix``; the exact one alone if there is one."""
@@ -201,14 +206,16 @@ class Store(Protocol):
     def match_calls(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[CallRecord]:
         """Calls whose id, key or idempotency key starts with ``prefix``; that of exactly this id alone."""
 
-    def open_calls(self, limit: int = 100) -> list[CallRecord]:
-        """Calls that are not settled, or that need a person, newest first."""
+    def open_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first."""
 
-    def list_calls(self, *, states: Sequence[CallState] = (), limit: int = 100, offset: int = 0) -> list[CallRecord]:
-        """Calls of every namespace, newest first, compensations among them."""
+    def list_calls(
+        self, *, states: Sequence[CallState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[CallRecord]:
+        """Calls of a namespace (None: of all), newest first, compensations among them."""
 
-    def calls_in_scope(self, prefix: str, limit: int = 100) -> list[CallRecord]:
-        """Calls of every namespace whose scope starts with ``prefix``, newest first."""
+    def calls_in_scope(self, prefix: str, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) whose scope starts with ``prefix``, newest first."""
 
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""

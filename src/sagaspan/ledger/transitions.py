@@ -93,7 +93,7 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.UNKNOWN, _E.UNDONE_BY_HAND): _C.COMPENSATED,
     (_C.NEEDS_HUMAN, _E.UNDONE_BY_HAND): _C.COMPENSATED,
     (_C.COMPENSATION_FAILED, _E.UNDONE_BY_HAND): _C.COMPENSATED,
-    (_C.DONE, _E.UNDONE_BY_HAND): _C.COMPENSATED,  # only the extra one of two effects
+    (_C.DONE, _E.UNDONE_BY_HAND): _C.COMPENSATED,
     # A call that was run again, and whose earlier attempt turns out to have happened too: the extra effect.
     (None, _E.DUPLICATE_EFFECT): _C.DONE,
     (_C.DONE, _E.COMPENSATE): _C.COMPENSATING,

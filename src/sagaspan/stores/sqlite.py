@@ -119,6 +119,15 @@ _OPEN: Final = (
 )
 """As the partial index ``calls_open`` says it, so that it is used."""
 
+# From one to the next along the primary key: as many steps as there are namespaces, however many runs.
+_NAMESPACES: Final = """
+with recursive known (found) as (
+  select min(namespace) from runs
+   union all
+  select (select min(namespace) from runs where namespace > found) from known where found is not null
+)
+select found from known where found is not null
+"""
 _FORGET_LEASES: Final = f"""
 delete from owners
  where until_us < ?
@@ -311,10 +320,17 @@ class SqliteStore:
         where = "namespace = ? and id glob ? and id not glob ? order by length(id) desc, id desc limit ?"
         return self._runs(where, (namespace, f"{prefix}[0-9]*", f"{prefix}*[^0-9]*", limit))
 
-    def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
-        """Runs of every namespace, newest first."""
-        where = f"state in ({_marks(states)})" if states else "true"
-        return self._runs(f"{where} order by created_us desc limit ? offset ?", (*states, limit, offset))
+    def namespaces(self) -> list[str]:
+        """The namespaces in which there are runs, in order."""
+        return [name for (name,) in self._fetch(_NAMESPACES, ())]
+
+    def list_runs(
+        self, *, states: Sequence[RunState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[RunRecord]:
+        """Runs of a namespace (None: of all), newest first."""
+        within, of = _within(namespace)
+        where = (f"state in ({_marks(states)})" if states else "true") + within
+        return self._runs(f"{where} order by created_us desc limit ? offset ?", (*states, *of, limit, offset))
 
     def match_runs(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[RunRecord]:
         """Runs of a namespace (None: of all) whose id starts with ``prefix``; the exact one alone if there is one."""
@@ -329,9 +345,10 @@ class SqliteStore:
         where = f"(id glob ? or key glob ? or idempotency_key glob ?){within} order by claim_seq desc limit ?"
         return exact or self._calls(where, (*[_glob(prefix)] * 3, *of, limit))
 
-    def open_calls(self, limit: int = 100) -> list[CallRecord]:
-        """Calls that are not settled, or that need a person, newest first."""
-        return self._calls(f"{_OPEN} order by seq desc limit ?", (limit,))
+    def open_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first."""
+        within, of = _within(namespace)
+        return self._calls(f"{_OPEN}{within} order by seq desc limit ?", (*of, limit))
 
     def lease_of(self, owner: str) -> LeaseRecord | None:
         """The lease of this owner, or None if it never had one."""
@@ -346,17 +363,21 @@ class SqliteStore:
         """The calls of every namespace in one of the open states, in claim order."""
         return self._calls(f"{_OPEN} and state = ? order by claim_seq", (state,))
 
-    def list_calls(self, *, states: Sequence[CallState] = (), limit: int = 100, offset: int = 0) -> list[CallRecord]:
-        """Calls of every namespace, newest first, compensations among them."""
-        where = f"state in ({_marks(states)})" if states else "true"
-        return self._calls(f"{where} order by seq desc limit ? offset ?", (*states, limit, offset))
+    def list_calls(
+        self, *, states: Sequence[CallState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[CallRecord]:
+        """Calls of a namespace (None: of all), newest first, compensations among them."""
+        within, of = _within(namespace)
+        where = (f"state in ({_marks(states)})" if states else "true") + within
+        return self._calls(f"{where} order by seq desc limit ? offset ?", (*states, *of, limit, offset))
 
-    def calls_in_scope(self, prefix: str, limit: int = 100) -> list[CallRecord]:
-        """Calls of every namespace whose scope starts with ``prefix``, newest first."""
+    def calls_in_scope(self, prefix: str, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) whose scope starts with ``prefix``, newest first."""
         # One search of the key's index a namespace, instead of a look at every call.
-        where = "namespace in (select distinct namespace from runs) and scope >= ? and scope < ?"
+        names = self.namespaces() if namespace is None else [namespace]
+        where = f"namespace in ({_marks(names)}) and scope >= ? and scope < ?"
         after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        return self._calls(f"{where} order by seq desc limit ?", (prefix, after, limit))
+        return self._calls(f"{where} order by seq desc limit ?", (*names, prefix, after, limit))
 
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
