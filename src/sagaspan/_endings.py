@@ -20,6 +20,7 @@ from sagaspan.exceptions import (
 from sagaspan.ledger.transitions import RunEvent
 
 _HOLDING: Final = (RunInProgress, CallInProgress, RunClosed, StoreUnavailable, OutcomeUnknown)
+_STOPS: Final = (BudgetExceeded, LoopDetected)
 _INTERRUPTIONS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit)
 
 
@@ -38,6 +39,7 @@ def ending_of(
     paused: bool,
     unresolved: bool,
     on_interrupt: str,
+    on_budget: str = "compensate",
 ) -> Ending:
     """What becomes of a run that ``error`` (or nothing) leaves.
 
@@ -53,6 +55,8 @@ def ending_of(
     if not unresolved and isinstance(error, ToolTimeout):
         return Ending(event=RunEvent.COMPENSATE, reason="aborted" if aborted else "error")
     if not aborted and isinstance(error, _HOLDING):
+        return Ending(event=RunEvent.HOLD, reason=reason)
+    if not aborted and isinstance(error, _STOPS) and on_budget == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)
     if not aborted and isinstance(error, _INTERRUPTIONS) and on_interrupt == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)

@@ -24,7 +24,15 @@ from sagaspan._middleware import Middleware, compose
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._tool import Tool
-from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, Refused, StoreUnavailable
+from sagaspan.budget import Budget
+from sagaspan.exceptions import (
+    ApprovalPending,
+    BudgetExceeded,
+    ConfigurationError,
+    PolicyDenied,
+    Refused,
+    StoreUnavailable,
+)
 from sagaspan.keys import (
     BUSINESS_SCOPE,
     CallKey,
@@ -39,12 +47,15 @@ from sagaspan.ledger.fail_open import FailOpen, Outage, may_run_unrecorded, unre
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.ledger import Ledger
+from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.records import SESSION, CallRecord, CallState, Phase, RunRecord, RunState
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
+from sagaspan.middleware.budget import BudgetMiddleware
 from sagaspan.middleware.replay import ReplayMiddleware
 from sagaspan.middleware.saga import SagaMiddleware
 from sagaspan.middleware.telemetry import TelemetryMiddleware
+from sagaspan.scopes import BudgetBook
 
 if TYPE_CHECKING:
     from sagaspan._run import Run
@@ -79,6 +90,8 @@ class Engine:
         tracer_provider: TracerProvider | None,
         require_run: bool,
         fail_open: bool = False,
+        budgets: BudgetBook | None = None,
+        budget: tuple[Budget, ...] = (),
     ) -> None:
         self._fail_open = fail_open
         self.namespace = namespace
@@ -86,6 +99,8 @@ class Engine:
         self.tools: dict[str, Tool] = {}
         self.open_runs = 0
         self._require_run = require_run
+        self._budgets = budgets or BudgetBook(None)
+        self.budget = budget
         self._unresolved: set[Tool] = set()
         # None: two of that name undo different things, so only the run that made a call knows which is meant.
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
@@ -102,7 +117,8 @@ class Engine:
         self.outage = Outage() if self._fail_open else None
         self.judge = Judge(store)
         self.lease = Lease(store)
-        self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
+        self.limits = Limits(store, self.namespace, self._budgets)
+        self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe, limits=self.limits)
         self.lease.forked.append(self._begin_again)
         self._session: RunRecord | None = None
         self._fold()
@@ -113,6 +129,7 @@ class Engine:
             TelemetryMiddleware(self.tracer),
             *self._middleware,
             ReplayMiddleware(endpoint.serve),
+            BudgetMiddleware(),
             SagaMiddleware(self.compensation_for),
             *self._innermost,
         ]
@@ -237,8 +254,10 @@ class Engine:
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
             try:
                 result = await self._onion(call)
-            except (Refused, StoreUnavailable):
+            except (Refused, StoreUnavailable) as error:
                 run.did_not_happen(call)
+                if isinstance(error, BudgetExceeded):
+                    run.doom(error)
                 raise
             if result.state is CallState.FAILED:
                 run.did_not_happen(call)
@@ -300,6 +319,7 @@ class Engine:
             idempotency_key=idempotency_key(self.namespace, key.scope, tool.name, key.value, 0),
             run=record,
             under=_under(run, parent),
+            purse=((f"run:{record.id}", self.budget),) if run is None else run.purse,
             resumed=run is not None and run.goes_on_from_before,
             replaying=run is not None and run.replaying,
             occurrence=occurrence,
@@ -392,7 +412,7 @@ class Engine:
         """Work on ``store`` within the block, and close it; raises ``ConfigurationError`` while a run is open."""
         if self.open_runs:
             raise ConfigurationError("another store cannot be put under a guard while a run of it is open")
-        mine = self.store, self.outage, self.judge, self.lease, self._ledger, self._session
+        mine = self.store, self.outage, self.judge, self.lease, self.limits, self._ledger, self._session
         self._work_on(store)
         try:
             yield
@@ -400,7 +420,7 @@ class Engine:
             try:
                 self.close()
             finally:
-                self.store, self.outage, self.judge, self.lease, self._ledger, self._session = mine
+                self.store, self.outage, self.judge, self.lease, self.limits, self._ledger, self._session = mine
                 self._fold()
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
@@ -29,12 +29,15 @@ from sagaspan._rollback import Undone
 from sagaspan._run import Run
 from sagaspan._tool import MARK, Tool, tool_of
 from sagaspan._undo import compensate
+from sagaspan._usage import Spending, limit_changes, spending_of
 from sagaspan._views import Calls, Runs
+from sagaspan.budget import Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import fingerprint
 from sagaspan.ledger.records import RunInfo, RunRecord, RunState, run_info
 from sagaspan.ledger.store import Store
 from sagaspan.policy import Policies, Policy, PolicyBook, load_policies
+from sagaspan.scopes import BudgetBook
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
 P = ParamSpec("P")
@@ -49,6 +52,8 @@ class Guard:
         store: ``"sqlite:///path"``; None is ``SAGASPAN_STORE``, else ``ledger.db`` in the nearest ``.sagaspan``. Or a
             ``Store`` of ``sagaspan.testing``.
         policies: name or glob of a tool to its ``Policy``, or the path of a TOML file with ``[tools.NAME]`` tables.
+        budget: of each run, such as ``"2 USD"`` or ``["100k tokens", "10 min"]``.
+        budgets: of scopes and globs of them, such as ``{"user:*": "20 USD/day"}``: each user has their own.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
@@ -66,6 +71,8 @@ class Guard:
         store: str | Store | None = None,
         *,
         policies: Policies | str | Path | None = None,
+        budget: Budgets | None = None,
+        budgets: Mapping[str, Budgets] | None = None,
         middleware: Sequence[Middleware] = (),
         namespace: str = "default",
         on_interrupt: OnInterrupt | None = None,
@@ -91,6 +98,8 @@ class Guard:
             middleware=middleware,
             tracer_provider=tracer_provider,
             require_run=require_run,
+            budget=budgets_of(budget),
+            budgets=BudgetBook(budgets),
             fail_open=fail_open,
         )
 
@@ -206,8 +215,10 @@ class Guard:
         tenant: str | None = None,
         agent: str | None = None,
         conversation: str | None = None,
+        budget: Budgets | None = None,
         tags: Mapping[str, Any] | None = None,
         on_interrupt: OnInterrupt | None = None,
+        on_budget: OnInterrupt = "compensate",
         wait: float = 0,
         reopen: bool = False,
         nested: bool = True,
@@ -221,9 +232,13 @@ class Guard:
         _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
         if id == "" or not isinstance(id, str | None):
             raise ConfigurationError(f"the run id {id!r} is not a name; leave it out for a generated one")
+        _check_choice("on_budget", on_budget, ("hold", "compensate"))
         outer = current_run.get() if nested else None
         if outer is not None and outer.engine is not self._engine:
             outer = None
+        if outer is not None:  # whoever pays for the outer run pays for what is in it
+            user, tenant = user or outer.record.user, tenant or outer.record.tenant
+            agent = agent or outer.record.agent
         generated = outer.child_id(name) if outer else f"{name}-{secrets.token_hex(6)}"
         chosen = on_interrupt or self._on_interrupt or ("hold" if id else "compensate")
         if outer is not None and id is None:
@@ -248,9 +263,11 @@ class Guard:
             created_us=now,
             started_us=now,
         )
+        own = budgets_of(budget, where=f"run {name!r}") or (() if outer else self._engine.budget)
         return Run(
-            self._engine, wanted, wait=wait, reopen=reopen, outer=outer, unnamed=outer is not None and id is None
-        )
+            self._engine, wanted, wait=wait, reopen=reopen, outer=outer, unnamed=outer is not None and id is None,
+            budget=own, on_budget=on_budget,
+        )  # fmt: skip
 
     def compensate(self, run: Run | str, *, call: str | None = None, dry_run: bool = False) -> Undone:
         """Undo a run, also a completed one, or one ``call`` of it by id; what is undone already is left alone.
@@ -327,6 +344,43 @@ class Guard:
         other = self._connect(store) if isinstance(store, str) else store
         with self._engine.on_another_store(other):
             yield self
+
+    # -- budgets -------------------------------------------------------------------------------------------------
+
+    def set_budget(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
+        """Set what may be used of a scope (or a glob, ``"user:*"``) from now on, in every process over this store.
+
+        It holds at the next claim, whether or not the scope was ever used, and over what a guard declares in the same
+        unit and window. Raises ``ConfigurationError`` or ``StoreError``.
+        """
+        self._store.commit(limit_changes(self._engine.namespace, scope, budget, actor=actor), synced=True)
+
+    async def aset_budget(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
+        """As ``set_budget``, for asynchronous callers."""
+        await ASYNCIO.io(self.set_budget, scope, budget, actor=actor)
+
+    def usage(
+        self,
+        *,
+        run: str | None = None,
+        user: str | None = None,
+        tenant: str | None = None,
+        agent: str | None = None,
+        tool: str | None = None,
+        model: str | None = None,
+        since: timedelta | datetime | None = None,
+    ) -> Spending:
+        """What was used, of all calls that fit; amounts are ``Decimal`` US dollars.
+
+        ``reserved``, ``limit`` and ``remaining`` are of the tightest budget of money of the one scope that was asked
+        for, None where there is none. Raises ``StoreError``.
+        """
+        scope = {"run": run, "user": user, "tenant": tenant, "agent": agent, "tool": tool, "model": model}
+        return spending_of(self._engine, {kind: name for kind, name in scope.items() if name is not None}, since)
+
+    async def ausage(self, **which: Any) -> Spending:
+        """As ``usage``, for asynchronous callers."""
+        return await ASYNCIO.io(self.usage, **which)
 
     # -- the ledger ----------------------------------------------------------------------------------------------
 

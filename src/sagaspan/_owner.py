@@ -10,6 +10,7 @@ work ends.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import secrets
 import threading
@@ -218,3 +219,11 @@ def _read(path: str) -> str:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+def user_name() -> str:
+    """The user of this process, for what the audit trail says of a person's decision."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"

@@ -22,20 +22,28 @@ from sagaspan import _spans as spans
 from sagaspan import _undo as undo
 from sagaspan import codecs, semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
-from sagaspan._call import Call, Result
+from sagaspan._call import Call, Purse, Result
 from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
 from sagaspan._context import current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone
 from sagaspan._tool import Tool
-from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed, StoreError, StoreUnavailable
+from sagaspan.exceptions import (
+    BudgetExceeded,
+    CompensationFailed,
+    ConfigurationError,
+    RunClosed,
+    StoreError,
+    StoreUnavailable,
+)
 from sagaspan.keys import KeySource
 from sagaspan.ledger.fail_open import unrecorded
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
+    from sagaspan.budget import Budget
 
 _log = logging.getLogger("sagaspan")
 GRACE_SECONDS: Final = 30.0
@@ -57,6 +65,8 @@ class Run:
         reopen: bool,
         outer: Run | None = None,
         unnamed: bool = False,
+        budget: tuple[Budget, ...] = (),
+        on_budget: str = "compensate",
     ) -> None:
         self.engine = engine
         self.record = wanted
@@ -67,6 +77,8 @@ class Run:
         self._reopen = reopen
         self._outer = outer
         self._unnamed = unnamed
+        self._on_budget = on_budget
+        self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
         self._entered = False
         self._in_running_loop = False
         self._aborted: str | None = None
@@ -291,6 +303,8 @@ class Run:
     def doom(self, error: BaseException) -> None:
         """A critical step failed: the run stops and is compensated even if somebody swallows ``error``."""
         self._doomed = self._doomed or error
+        if self._outer is not None and isinstance(error, BudgetExceeded):
+            self._outer.doom(error)
 
     # -- entering and leaving ------------------------------------------------------------------------------------
 
@@ -385,6 +399,7 @@ class Run:
             paused=self._paused and error is None,
             unresolved=unresolved,
             on_interrupt=self.record.on_interrupt,
+            on_budget=self._on_budget,
         )
         text = self._aborted
         if error is not None:

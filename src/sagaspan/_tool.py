@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sagaspan._compensation import Compensation, compensation_of, is_async_callable, name_of
+from sagaspan._cost import Cost, cost_of
 from sagaspan._probe import Probe, probe_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.expressions import Expression
@@ -44,6 +45,7 @@ class Tool:
     key_expression: Expression | None
     lock_expression: Expression | None = None
     probe: Probe | None = None
+    cost: Cost | None = None
     suspends: tuple[type[BaseException], ...] = ()
 
     @property
@@ -130,6 +132,7 @@ def tool_of(
         key_expression=_expression(policy.key, "key", parameters, where),
         lock_expression=_expression(policy.lock, "lock", parameters, where),
         probe=_probe(policy, parameters, where),
+        cost=cost_of(policy.cost, parameters, where=where),
         suspends=suspends,
     )
 

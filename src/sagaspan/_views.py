@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
+from sagaspan import _owner as owner
 from sagaspan._backends import ASYNCIO
 from sagaspan._clock import now_us
 from sagaspan._probe import NOT_GIVEN
 from sagaspan.exceptions import ResolutionError
+from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import outermost
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import held_by_run
@@ -115,8 +115,8 @@ class Calls:
         run = self._store.get_run(record.namespace, record.run_id)
         over = run is not None and (run.is_session or outermost(self._store, run).state in _OVER)
         event, columns = decided_by_hand(record, _resolution(outcome), result=result, over=over)
-        after, audit = move_call(record, event, now_us(), detail=note, actor=actor or _user(), **columns)
-        if not self._store.commit([*changes, CallChange(after, audit, record.version)], synced=True):
+        after, audit = move_call(record, event, now_us(), detail=note, actor=actor or owner.user_name(), **columns)
+        if not self._store.commit([*changes, *settling(record, CallChange(after, audit, record.version))], synced=True):
             raise ResolutionError(_stale(record, record.version), call=call_info(record))
         if event is CallEvent.UNDONE_BY_HAND:
             from sagaspan._saga import close_if_undone  # rarely needed, and half a second to import
@@ -172,10 +172,3 @@ def _stale(record: CallRecord, expected: int) -> str:
         f"call {record.id} of tool {record.tool!r} has changed since version {expected}, so nothing was decided; look "
         f"again: sagaspan show {record.id}"
     )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"

@@ -79,7 +79,10 @@ def nano_usd(value: object, *, what: str = "the cost") -> int:
     numpy's numbers), negative, NaN, infinite or more than a billion dollars.
     """
     if type(value) is str:
-        amount, unit = parse_amount(value)
+        try:
+            amount, unit = parse_amount(value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{what}: {error}") from error
         if unit is not Unit.USD:
             raise ConfigurationError(f"{what} is {value!r}, which is no money; write it as '0.05 USD'")
         return amount

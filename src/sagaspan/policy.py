@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from sagaspan._declared import DeclaredModel
 from sagaspan.exceptions import ConfigurationError
+from sagaspan.rate import Rate
 
 Effect = Literal["read", "idempotent", "write", "irreversible"]
 Repeat = Literal["dedupe", "ask", "new"]
@@ -54,6 +55,10 @@ def _as_retry(value: Any) -> Any:
     return Retry(**value) if isinstance(value, Mapping) else value
 
 
+def _as_rate(value: Any) -> Any:
+    return Rate(value) if isinstance(value, str) else value
+
+
 class Policy(DeclaredModel):
     """What one tool is allowed, and how it is protected; every field can be left undecided.
 
@@ -78,6 +83,10 @@ class Policy(DeclaredModel):
     ``lock``        semantic locks: CEL over the arguments, or a function of them, that gives a name or a list of names;
                     the run (outside one: the call) holds them until it is over
     ``lock_wait``   seconds to wait for a lock that another one holds (0: ``LockConflict`` at once)
+    ``cost``        what a call costs: ``"0.05 USD"``, or a function of arguments and ``result`` that gives US dollars;
+                    it is asked before the call for the most it can cost (``result`` is None then), and after it
+    ``rate``        ``"10/minute"``: calls of this tool by all processes together; more are refused (``RateLimited``)
+    ``max_calls``   at most so many calls of this tool a run
     ``critical``    True: a failure stops the agent and compensates; False: it is returned as data
     ==============  ===================================================================================
 
@@ -99,6 +108,9 @@ class Policy(DeclaredModel):
     marks_sending: bool = False
     lock: str | Callable[..., Any] | None = None
     lock_wait: Settle | None = None
+    cost: str | Callable[..., Any] | None = None
+    rate: Annotated[Rate | None, BeforeValidator(_as_rate)] = None
+    max_calls: Annotated[int | None, Field(ge=1)] = None
     critical: bool | None = None
 
     def replace(self, **fields: Any) -> Self:

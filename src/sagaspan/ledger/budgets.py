@@ -16,6 +16,7 @@ from sagaspan.amounts import Unit
 from sagaspan.ledger.records import BudgetRecord, CallRecord, CallState, UsageRecord
 from sagaspan.ledger.store import CallChange, Change, ReserveChange, SpendChange, UsageChange
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
     """What a call used, by unit; a unit that is left out was used as reserved. ``usage`` is what is recorded of it."""
@@ -61,17 +62,15 @@ def settling(before: CallRecord, change: CallChange, spent: Spent | None = None)
         return [change, *usage]
     if spent is None:
         spent = ONLY_COUNTED if change.record.state is CallState.FAILED else AS_RESERVED
-    return [change, *usage, *_spending(before, spent)]
+    return [change, *usage, *spending(before, spent)]
 
 
-def claiming_again(before: CallRecord, change: CallChange, spent: Spent) -> list[Change]:
-    """``change`` that claims a call again which was in doubt: what its earlier claim reserved is ``spent``."""
-    return [change, *_spending(before, spent)]
-
-
-def _spending(record: CallRecord, spent: Spent) -> Iterable[SpendChange]:
-    for budget, reserved in reserved_by(record):
-        yield SpendChange(budget, reserved, spent.amounts.get(budget.unit, reserved))
+def spending(record: CallRecord, spent: Spent) -> list[SpendChange]:
+    """What becomes of the reservations of a call that used ``spent``."""
+    return [
+        SpendChange(budget, reserved, spent.amounts.get(budget.unit, reserved))
+        for budget, reserved in reserved_by(record)
+    ]
 
 
 def total_reserved(calls: Iterable[CallRecord]) -> dict[BudgetRecord, int]:

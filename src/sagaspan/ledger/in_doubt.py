@@ -14,6 +14,7 @@ from sagaspan._probe import RESERVED, Answer, Probe, Unsure, answer_of
 from sagaspan.exceptions import NotApplied
 from sagaspan.ledger import resolution, transitions
 from sagaspan.ledger.attempts import body_token
+from sagaspan.ledger.budgets import NOTHING, settling
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.records import UNREADABLE, AuditRow, CallRecord, CallState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
@@ -39,7 +40,7 @@ def declare_lost(store: Store, record: CallRecord, verdict: Verdict) -> CallReco
     event = CallEvent.FAIL if harmless else CallEvent.LOSE
     why = resolution.NOT_SENT if harmless else LOST[verdict]
     after, audit = transitions.move_call(record, event, now_us(), detail=why)
-    store.commit([CallChange(after, audit, record.version)], synced=True)
+    store.commit(settling(record, CallChange(after, audit, record.version), NOTHING if harmless else None), synced=True)
     return store.get_call(record.id) or record
 
 
@@ -99,7 +100,7 @@ def _record_answer(store: Store, record: CallRecord, answer: Answer, settle: flo
     after, audit = transitions.move_call(
         record, finding.event, now_us(), detail=finding.why, actor=owner.this_process(), **changes
     )
-    store.commit([CallChange(after, audit, record.version)], synced=True)
+    store.commit(settling(record, CallChange(after, audit, record.version)), synced=True)
     return store.get_call(record.id) or after  # somebody else may have found out meanwhile
 
 
@@ -131,7 +132,7 @@ def record_late_result(
         if event is None:
             return None
         change = _late_change(target, event, value)
-        if store.commit([change], synced=False):
+        if store.commit(settling(target, change), synced=False):
             return change.record
     return None
 

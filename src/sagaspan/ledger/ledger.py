@@ -32,6 +32,8 @@ from sagaspan.exceptions import (
 from sagaspan.keys import KeySource, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, History, body_token, run_attempts
+from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, reserving, settling, spending
+from sagaspan.ledger.costs import rate_of, spent_by
 from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
     FindProbe,
@@ -43,10 +45,11 @@ from sagaspan.ledger.in_doubt import (
 )
 from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.leases import Lease
+from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.locks import holder_of, in_order, taking, wait_for
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import BODY_ENDED, BODY_RUNS, IN_DOUBT, MARKS, PERMITTED, RESENT, permitted
-from sagaspan.ledger.store import CallChange, Change, Commit, LockChange, Store
+from sagaspan.ledger.store import CallChange, Change, Commit, LockChange, ReserveChange, SpendChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
 
@@ -64,8 +67,9 @@ _ENDINGS: Final = {
 class Ledger:
     """The endpoint of the onion over one store."""
 
-    def __init__(self, store: Store, *, judge: Judge, lease: Lease, find_probe: FindProbe) -> None:
+    def __init__(self, store: Store, *, judge: Judge, lease: Lease, find_probe: FindProbe, limits: Limits) -> None:
         self._store = store
+        self._limits = limits
         self._find_probe = find_probe
         self._judge = judge
         self._lease = lease
@@ -75,7 +79,7 @@ class Ledger:
 
     def _begin(self) -> None:
         """Start with nothing to settle; so does a forked child."""
-        self._unsettled: dict[str, tuple[CallChange, Ended]] = {}
+        self._unsettled: dict[str, tuple[list[Change], CallRecord, Ended]] = {}
         self._lock = threading.Lock()
 
     async def __call__(self, call: Call) -> Result:
@@ -102,9 +106,9 @@ class Ledger:
     def settle_leftovers(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
         with self._lock:
-            for call_id, (change, ended) in list(self._unsettled.items()):
-                if not self._store.commit([change], synced=False):
-                    self._settle_taken_over(change.record, ended)
+            for call_id, (changes, record, ended) in list(self._unsettled.items()):
+                if not self._store.commit(changes, synced=False):
+                    self._settle_taken_over(record, ended)
                 del self._unsettled[call_id]
                 owner.drop(call_id)
 
@@ -113,12 +117,15 @@ class Ledger:
     async def _claim(self, call: Call) -> tuple[Call, _Claim] | Result:
         if call.declared.locks:
             call = in_order(call)
-        record, audit = transitions.open_call(new_record(call), _marks(call))
-        if await self._commit_claim(call, [CallChange(record, audit, claims=True, run_epoch=call.run.epoch)]):
-            return call, _Claim(record)
         while True:
+            record, audit = transitions.open_call(new_record(call), _marks(call))
+            claimed = await self._commit_claim(call, CallChange(record, audit, claims=True, run_epoch=call.run.epoch))
+            if claimed is not None:
+                return call, _Claim(claimed)
             existing = await call.io(self._find, call)
             if existing is None:
+                if await call.io(self._limits.reload):
+                    continue
                 raise _closed(call)
             answer = await self._answer(call, existing)
             if isinstance(answer, Result):
@@ -143,7 +150,8 @@ class Ledger:
                 detail=again.why,
                 locks=_lock_names(call),
             )
-            changes = [CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch)]
+            change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch)
+            freeing: list[CallChange] = []
         else:
             call = _next_generation(call, existing)
             handed_over = in_doubt and not call.tool.policy.rerunnable
@@ -153,11 +161,15 @@ class Ledger:
             if in_doubt:  # the service may have seen the key since then
                 record = replace(record, created_us=existing.created_us)
             record, audit = transitions.open_call(record, again.why)
-            fresh = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
-            changes = [CallChange(freed, freed_audit, existing.version), fresh]
-        if await self._commit_claim(call, changes, in_doubt=in_doubt):
-            return call, _Claim(record, in_doubt=in_doubt)
-        await self._check_open(call)
+            change = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
+            freeing = [CallChange(freed, freed_audit, existing.version)]
+        # Sent again under its key it is the same effect; run again it was spent, for all that anybody knows.
+        spent = spending(existing, ONLY_COUNTED if again.why == RESENT else AS_RESERVED)
+        claimed = await self._commit_claim(call, change, freeing=freeing, spent=spent, in_doubt=in_doubt)
+        if claimed is not None:
+            return call, _Claim(claimed, in_doubt=in_doubt)
+        if not await call.io(self._limits.reload):
+            await self._check_open(call)
         return None
 
     async def _check_open(self, call: Call) -> None:
@@ -165,24 +177,43 @@ class Ledger:
         if run is None or run.epoch != call.run.epoch or run.state is not RunState.RUNNING:
             raise _closed(call)
 
-    async def _commit_claim(self, call: Call, changes: list[CallChange], *, in_doubt: bool = False) -> bool:
-        """Claim the call of the last change with the locks it needs; False if its record is not as it was.
+    async def _commit_claim(
+        self,
+        call: Call,
+        change: CallChange,
+        *,
+        freeing: Sequence[CallChange] = (),
+        spent: Sequence[SpendChange] = (),
+        in_doubt: bool = False,
+    ) -> CallRecord | None:
+        """Claim the call of ``change`` with all that it needs; None if its record, or a limit, is not as it was.
 
-        Raises ``LockConflict`` if another one keeps a lock for longer than ``lock_wait``.
+        Raises ``BudgetExceeded``, ``RateLimited``, and ``LockConflict`` if a lock is kept beyond ``lock_wait``.
         """
         if self._unsettled:
             await call.io(self.settle_leftovers)
-        record = changes[-1].record
-        if not call.declared.locks:
-            return bool(await self._commit_held(call, record, changes, in_doubt))
-        deadline = monotonic() + (call.tool.policy.lock_wait or 0.0)
+        deadline = monotonic() + (call.tool.policy.lock_wait or 0.0) if call.declared.locks else 0.0
         while True:
-            locks = await call.io(self._locks_for, call)
-            # The locks come last: where the record itself answers the call, none is needed.
-            commit = await self._commit_held(call, record, [*changes, *locks], in_doubt)
-            if not isinstance(commit.refused, LockChange):
-                return bool(commit)
+            change, reserves = self._reserving(call, change)
+            locks = await call.io(self._locks_for, call) if call.declared.locks else ()
+            # The record comes first: where it answers the call itself, nothing else is needed.
+            changes: list[Change] = [*freeing, change, *spent, *reserves, *rate_of(call), *locks]
+            commit = await self._commit_held(call, change.record, changes, in_doubt)
+            refused = commit.refused
+            if refused is None or isinstance(refused, CallChange):
+                return change.record if refused is None else None
+            if not isinstance(refused, LockChange):
+                raise await call.io(self._limits.refusal, call, refused)
             await wait_for(self._store, call, deadline)
+
+    def _reserving(self, call: Call, change: CallChange) -> tuple[CallChange, list[ReserveChange]]:
+        """The claim under the limits known now, and what it reserves of them."""
+        version = self._limits.version
+        reserves = self._limits.reservations(call, change.record.started_us)
+        if not reserves and change.controls == version:
+            return change, reserves
+        record = replace(change.record, reserved=reserving(reserves))
+        return replace(change, record=record, controls=version), reserves
 
     def _locks_for(self, call: Call) -> list[LockChange]:
         return taking(self._store, call.declared.locks, holder_of(self._store, call))
@@ -210,7 +241,7 @@ class Ledger:
     def _release(self, record: CallRecord, in_doubt: bool) -> None:
         event = CallEvent.LOSE if in_doubt else CallEvent.FAIL
         after, audit = transitions.move_call(record, event, now_us(), detail=BODY_ENDED if in_doubt else _CANCELLED)
-        self._store.commit([CallChange(after, audit, record.version)], synced=False)
+        self._store.commit(settling(record, CallChange(after, audit, record.version), NOTHING), synced=False)
 
     async def _check_resolved(self, call: Call) -> None:
         """A resume that takes another path starts no write while an earlier one is in doubt, of any run it is in."""
@@ -326,7 +357,7 @@ class Ledger:
                 save_mark=lambda: self._save_mark(call, claim),
                 history=History(first_us=record.created_us, in_doubt=claim.in_doubt),
             )
-            finished = await call.shielded(self._settle, claim, ended)
+            finished = await call.shielded(self._settle, call, claim, ended)
         finally:
             if record.id not in self._unsettled:
                 owner.drop(record.id)
@@ -341,7 +372,7 @@ class Ledger:
             record=finished.value,
         )
 
-    def _settle(self, claim: _Claim, ended: Ended) -> CallRecord:
+    def _settle(self, call: Call, claim: _Claim, ended: Ended) -> CallRecord:
         record = claim.record
         after, audit = transitions.move_call(
             record,
@@ -350,14 +381,14 @@ class Ledger:
             detail=_how(record, ended),
             **outcome(ended),
         )
-        change = CallChange(after, audit, record.version)
+        changes = settling(record, CallChange(after, audit, record.version), spent_by(call, after, ended.value))
         try:
-            if not self._store.commit([change], synced=False):
+            if not self._store.commit(changes, synced=False):
                 self._settle_taken_over(record, ended)
         except StoreError:
             # What succeeded must not be broken by its recording; the next claim fails closed until it is saved.
             _log.exception("call %s of tool %r ended but could not be recorded yet", record.id, record.tool)
-            self._unsettled[record.id] = change, ended
+            self._unsettled[record.id] = changes, after, ended
             self._lease.hurry()
         for step in claim.settled():
             step()

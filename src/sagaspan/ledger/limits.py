@@ -14,9 +14,9 @@ from typing import Final
 from sagaspan._call import Call
 from sagaspan.amounts import Unit, in_units, show_amount
 from sagaspan.budget import Budget, Window, window_end, window_start
-from sagaspan.exceptions import BudgetExceeded
+from sagaspan.exceptions import BudgetExceeded, RateLimited, Refused
 from sagaspan.ledger.records import BudgetRecord, LimitRecord, RunRecord
-from sagaspan.ledger.store import ReserveChange, Store
+from sagaspan.ledger.store import Change, RateChange, ReserveChange, Store
 from sagaspan.scopes import BudgetBook
 
 _NO_BOOK: Final = BudgetBook(None)
@@ -72,11 +72,13 @@ class Limits:
     def reservations(self, call: Call, at_us: int) -> list[ReserveChange]:
         """What ``call`` reserves, in the order of scopes; raises ``BudgetExceeded`` for a run that is out of time."""
         _, set_, _ = self._known
-        if not (len(set_) or len(self._declared) or any(budgets for _, budgets in call.purse)):
+        none = not (len(set_) or len(self._declared) or any(budgets for _, budgets in call.purse))
+        if none and call.tool.policy.max_calls is None:
             return []
         found = [
             *((scope, budget) for scope, own in call.purse for budget in merged(self.of(scope), own)),
             *((scope, budget) for scope in _scopes_of(call) for budget in self.of(scope)),
+            *_max_calls(call),
         ]
         for scope, budget in found:
             if budget.unit is Unit.TIME:
@@ -88,7 +90,23 @@ class Limits:
         record = row_of(self._namespace, scope, budget, at_us)
         return ReserveChange(record, call.declared.costs[budget.unit])
 
-    def exceeded(self, call: Call, change: ReserveChange) -> BudgetExceeded:
+    def refusal(self, call: Call, refused: Change) -> Refused:
+        """The error of a call whose claim was refused because of a budget or a rate."""
+        if isinstance(refused, ReserveChange):
+            return self._exceeded(call, refused)
+        assert isinstance(refused, RateChange)  # noqa: S101 - nothing else of a claim can be refused
+        return self._too_fast(call, refused)
+
+    def _too_fast(self, call: Call, change: RateChange) -> RateLimited:
+        arrival = self._store.arrival_of(change.namespace, change.name) or change.now_ns
+        wait = max(arrival + change.interval_ns - change.now_ns - change.burst * change.interval_ns, 0) / 1e9
+        return RateLimited(
+            f"tool {call.tool.name!r} did not run: it may be called {call.tool.policy.rate} by all processes together; "
+            f"try again in {wait:.3g} s",
+            retry_after=wait,
+        )
+
+    def _exceeded(self, call: Call, change: ReserveChange) -> BudgetExceeded:
         """The error of a call whose reservation ``change`` was refused."""
         wanted, now = change.record, self._store.budget(change.record)
         unit, window = Unit(wanted.unit), Window(wanted.window) if wanted.window else None
@@ -133,6 +151,13 @@ def scopes_of_run(run: RunRecord, agent: str | None = None) -> list[str]:
 
 def _scopes_of(call: Call) -> list[str]:
     return [*scopes_of_run(call.run, call.agent), f"tool:{call.tool.name}"]
+
+
+def _max_calls(call: Call) -> list[tuple[str, Budget]]:
+    most = call.tool.policy.max_calls
+    return (
+        [] if most is None else [(f"run:{call.run.id}/{call.tool.name}", Budget(limit=most, unit=Unit.CALLS, soft=()))]
+    )
 
 
 def _order(change: ReserveChange) -> tuple[str, str, str]:

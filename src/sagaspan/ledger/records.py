@@ -231,10 +231,22 @@ class UsageRecord:
     model: str | None = None
     provider: str | None = None
     agent: str | None = None
-    user: str | None = None
-    tenant: str | None = None
     cost: int | None = None
     prices: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageTotals:
+    """What several calls cost and used together; ``key`` is what they have in common, if they are grouped."""
+
+    key: str | None = None
+    calls: int = 0
+    cost: int = 0
+    unpriced: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0

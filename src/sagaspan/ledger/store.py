@@ -8,7 +8,7 @@ Stores are synchronous and know no rules: every transition comes with its audit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from sagaspan.ledger.records import (
     RunRecord,
     RunState,
     UsageRecord,
+    UsageTotals,
 )
 
 
@@ -107,9 +108,7 @@ class RateChange:
     burst: int
 
 
-Change = (
-    CallChange | RunChange | LockChange | ReserveChange | SpendChange | UsageChange | LimitChange | RateChange
-)
+Change = CallChange | RunChange | LockChange | ReserveChange | SpendChange | UsageChange | LimitChange | RateChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +181,14 @@ class Store(Protocol):
 
     def budgets(self, namespace: str | None = None, scope: str | None = None) -> list[BudgetRecord]:
         """The budgets of which something was used, of a namespace and scope (None: of all)."""
+
+    def usage_of(
+        self, namespace: str | None, which: Mapping[str, str], *, since_us: int = 0, by: str | None = None
+    ) -> list[UsageTotals]:
+        """What calls used that were claimed since then and fit ``which``: names by kind of scope (run, user, ...).
+
+        In all, or ``by`` one of these kinds, the most expensive first.
+        """
 
     def calls_with_reservations(self, namespace: str | None = None) -> list[CallRecord]:
         """The calls that have something reserved."""

@@ -20,6 +20,7 @@ from sagaspan.ledger.records import (
     RunRecord,
     RunState,
     UsageRecord,
+    UsageTotals,
 )
 
 CALL_COLUMNS: Final = tuple(field.name for field in fields(CallRecord))
@@ -121,3 +122,11 @@ def limit_record(row: Sequence[Any]) -> LimitRecord:
 budget_name = attrgetter("namespace", "scope", "unit", "window", "start_us")
 limit_values = attrgetter(*LIMIT_COLUMNS)
 usage_values = attrgetter(*USAGE_COLUMNS)
+
+
+def usage_totals(row: Sequence[Any]) -> UsageTotals:
+    """The totals of a row whose columns are the fields of ``UsageTotals``."""
+    return UsageTotals(**dict(zip(_TOTALS, row, strict=True)))
+
+
+_TOTALS: Final = tuple(field.name for field in fields(UsageTotals))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sagaspan.ledger.store import LimitChange, RateChange, ReserveChange, SpendChange, UsageChange
 from sagaspan.stores import _columns as columns
-
-_NAMED: Final = "namespace = ? and scope = ? and unit = ? and window = ? and start_us = ?"
 
 # What was overdrawn counts as spent as soon as it fits.
 _RESERVE: Final = """
@@ -19,13 +18,13 @@ select ?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, 0 where ?6 is null or ?7 <= ?6
  where ?6 is null or spent + overdraft + reserved + ?7 <= ?6
 """
 # Both sides read the row as it was before the statement.
-_SPEND: Final = f"""
+_SPEND: Final = """
 update budgets
    set reserved = reserved - ?6,
        spent = spent + min(?7, coalesce(cap - spent - reserved + ?6, ?7)),
        overdraft = overdraft + ?7 - min(?7, coalesce(cap - spent - reserved + ?6, ?7))
- where {_NAMED.replace("?", "{}").format("?1", "?2", "?3", "?4", "?5")}
-"""  # noqa: S608
+ where namespace = ?1 and scope = ?2 and unit = ?3 and window = ?4 and start_us = ?5
+"""
 _SET_LIMIT: Final = f"""
 insert into limits ({", ".join(columns.LIMIT_COLUMNS)}) values ({", ".join("?" * len(columns.LIMIT_COLUMNS))})
     on conflict (namespace, pattern, unit, window) do update
@@ -45,6 +44,42 @@ insert into rates (namespace, name, arrival_ns) values (?1, ?2, ?3 + ?4)
    set arrival_ns = min(max(arrival_ns, ?3), ?3 + ?5) + ?4
  where min(max(arrival_ns, ?3), ?3 + ?5) + ?4 <= ?3 + ?5
 """
+
+_KINDS: Final = {
+    "run": "c.run_id", "agent": "coalesce(u.agent, r.agent)", "user": "r.user", "tenant": "r.tenant", "tool": "c.tool",
+    "model": "u.model",
+}  # fmt: skip
+_CLAIMED: Final = "c.phase = 'forward' and c.state not in ('refused', 'scheduled', 'awaiting_approval')"
+
+
+def usage_query(
+    namespace: str | None, which: Mapping[str, str], since_us: int, by: str | None
+) -> tuple[str, list[Any]]:
+    """The query of ``Store.usage_of`` and its values, with the columns of ``UsageTotals``."""
+    conditions: list[str] = [_CLAIMED]
+    values: list[Any] = []
+    for column, value in [
+        ("c.namespace", namespace), *((_KINDS[kind], name) for kind, name in which.items())
+    ]:  # fmt: skip
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            values.append(value)
+    if since_us:
+        conditions.append("c.created_us >= ?")
+        values.append(since_us)
+    key = "null" if by is None else _KINDS[by]
+    return (
+        f"""
+select {key}, count(*), coalesce(sum(u.cost), 0), sum(u.call_id is not null and u.cost is null),
+       coalesce(sum(u.input_tokens), 0), coalesce(sum(u.output_tokens), 0), coalesce(sum(u.cached_tokens), 0),
+       coalesce(sum(u.reasoning_tokens), 0)
+  from calls c join runs r on r.namespace = c.namespace and r.id = c.run_id left join usage u on u.call_id = c.id
+ where {" and ".join(conditions)}
+ group by 1 order by 3 desc, 2 desc
+""",  # noqa: S608
+        values,
+    )
+
 
 BudgetChange = ReserveChange | SpendChange | UsageChange | LimitChange | RateChange
 

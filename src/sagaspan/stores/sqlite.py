@@ -12,14 +12,25 @@ import sqlite3
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreError, StoreUnavailable
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
+from sagaspan.ledger.records import (
+    AuditRow,
+    BudgetRecord,
+    CallRecord,
+    CallState,
+    LeaseRecord,
+    LimitRecord,
+    LockRecord,
+    RunRecord,
+    RunState,
+    UsageTotals,
+)
 from sagaspan.ledger.store import SAVED, CallChange, Change, Commit, LockChange, RunChange
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_budgets as budgets
@@ -304,6 +315,13 @@ class SqliteStore:
             "(?1 is null or namespace = ?1) and (?2 is null or scope = ?2) order by namespace, scope, unit, start_us",
             (namespace, scope),
         )
+
+    def usage_of(
+        self, namespace: str | None, which: Mapping[str, str], *, since_us: int = 0, by: str | None = None
+    ) -> list[UsageTotals]:
+        """What calls used that were claimed since then and fit ``which``; see ``Store.usage_of``."""
+        query, values = budgets.usage_query(namespace, which, since_us, by)
+        return [columns.usage_totals(row) for row in self._fetch(query, values)]
 
     def calls_with_reservations(self, namespace: str | None = None) -> list[CallRecord]:
         """The calls that have something reserved."""

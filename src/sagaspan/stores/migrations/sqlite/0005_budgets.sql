@@ -39,8 +39,6 @@ create table usage (
   model            text,
   provider         text,
   agent            text,
-  user             text,
-  tenant           text,
   cost             integer,
   prices           text,
   input_tokens     integer not null,

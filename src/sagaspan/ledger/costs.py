@@ -1,0 +1,42 @@
+"""What the claim and the settle of one call say of its costs and its rate, from its tool's policy."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sagaspan._call import Call
+from sagaspan._clock import now_us
+from sagaspan.amounts import Unit
+from sagaspan.exceptions import ConfigurationError
+from sagaspan.ledger.budgets import Spent
+from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
+from sagaspan.ledger.store import RateChange
+
+_log = logging.getLogger("sagaspan")
+
+
+def rate_of(call: Call) -> tuple[RateChange, ...]:
+    """What the claim of ``call`` takes of its tool's rate."""
+    rate = call.tool.policy.rate
+    if rate is None:
+        return ()
+    namespace, name = call.run.namespace, f"tool:{call.tool.name}"
+    return (RateChange(namespace, name, now_us() * 1000, rate.interval_ns, rate.burst),)
+
+
+def spent_by(call: Call, record: CallRecord, value: Any) -> Spent | None:
+    """What a call that has just ended did cost; None where its state says it all."""
+    if call.tool.cost is None or record.state is not CallState.DONE:
+        return None
+    try:
+        cost = call.tool.cost.of(call.arguments, value)
+    except ConfigurationError as error:
+        # Done is done: what it cost at most is what it reserved.
+        _log.error("%s; call %s is booked with all it had reserved", error, record.id)
+        cost = call.declared.costs.get(Unit.USD, 0)
+    usage = UsageRecord(
+        call_id=record.id, namespace=record.namespace, run_id=record.run_id, at_us=record.ended_us or record.started_us,
+        tool=record.tool, agent=call.agent or call.run.agent, cost=cost,
+    )  # fmt: skip
+    return Spent(amounts={Unit.USD: cost}, usage=usage)

@@ -1,0 +1,331 @@
+"""Budgets: reserved with the claim, settled with the result, never overshot (rule book (c))."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sagaspan import Budget, BudgetExceeded, ConfigurationError, Guard, OutcomeUnknown, RateLimited, RunClosed
+from tests.conftest import Caller
+
+
+def _budgets(tmp_path: Path, columns: str = "scope, spent, reserved, overdraft") -> list[Any]:
+    with sqlite3.connect(tmp_path / "ledger.db") as connection:
+        return connection.execute(f"select {columns} from budgets order by scope, unit").fetchall()
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/ledger.db"
+
+
+def test_a_call_that_does_not_fit_is_refused_and_undoes_the_run(tmp_path: Path, store_url: str, caller: Caller) -> None:
+    """The third call of 1 USD does not fit under 2.50 USD: what was done is undone."""
+    guard, undone = Guard(store_url), []
+
+    @caller.tool(guard, cost="1 USD", compensate=lambda n: undone.append(n))
+    def buy(n: int) -> int:
+        return n
+
+    async def job() -> None:
+        async with caller.run(guard, "shop", id="s", budget="2.5 USD"):
+            for n in range(5):
+                await caller.call(buy, n)
+
+    with pytest.raises(BudgetExceeded) as caught:
+        caller.play(job)
+    assert caught.value.scope == "run:s"
+    assert (caught.value.limit, caught.value.spent) == (Decimal("2.5"), Decimal(2))
+    assert (caught.value.requested, caught.value.tool_ran) == (Decimal(1), "no")
+    assert "sagaspan budgets set run:s" in str(caught.value)
+    assert undone == [1, 0]
+    assert (guard.runs.get("s").status, guard.runs.get("s").reason) == ("compensated", "budget")
+    assert _budgets(tmp_path) == [("run:s", 2 * 10**9, 0, 0)]
+
+
+def test_a_swallowed_stop_still_ends_the_run(store_url: str) -> None:
+    """Nobody goes on by catching the error: later calls are refused, and leaving raises it."""
+    guard = Guard(store_url)
+
+    @guard.tool(effect="write")
+    def act(n: int) -> None: ...
+
+    def job() -> None:
+        with guard.run("r", id="r", budget="1 calls"):
+            act(1)
+            with pytest.raises(BudgetExceeded):
+                act(2)
+            with pytest.raises(RunClosed):
+                act(3)
+
+    with pytest.raises(BudgetExceeded):
+        job()
+    assert guard.runs.get("r").reason == "budget"
+
+
+def test_hold_leaves_everything_as_it_is(store_url: str) -> None:
+    """With on_budget="hold" nothing is undone, and the same id goes on once there is more."""
+    guard, undone = Guard(store_url), []
+
+    @guard.tool(cost="1 USD", compensate=lambda n: undone.append(n))
+    def buy(n: int) -> int:
+        return n
+
+    def job() -> None:
+        with guard.run("shop", id="s", budget="1 USD", on_budget="hold"):
+            buy(1)
+            buy(2)
+
+    with pytest.raises(BudgetExceeded):
+        job()
+    assert (guard.runs.get("s").status, undone) == ("held", [])
+    guard.set_budget("run:s", "5 USD")
+    job()
+    assert guard.runs.get("s").status == "completed"
+    assert guard.usage(run="s").spent == 2
+
+
+def test_a_limit_set_at_run_time_holds_at_the_next_claim(store_url: str) -> None:
+    """Also for a scope that was never used, in a guard that knows nothing of budgets."""
+    guard, operator = Guard(store_url), Guard(store_url)
+
+    @guard.tool(effect="write", cost="1 USD")
+    def buy(n: int) -> None: ...
+
+    with guard.run("a", id="a", user="42"):
+        buy(1)
+    operator.set_budget("user:42", "1 USD/day")
+    with guard.run("b", id="b", user="42"):
+        buy(2)
+    with pytest.raises(BudgetExceeded) as caught, guard.run("c", id="c", user="42"):
+        buy(3)
+    assert caught.value.scope == "user:42"
+    assert caught.value.resets_at is not None
+    with guard.run("d", id="d", user="43"):
+        buy(4)
+    operator.set_budget("user:*", "0 USD/day")
+    with pytest.raises(BudgetExceeded), guard.run("e", id="e", user="43"):
+        buy(5)
+
+
+def test_exactly_as_many_run_as_fit(tmp_path: Path, store_url: str) -> None:
+    """Of 32 threads at once, 10 run; at every snapshot spent + reserved stays under the cap."""
+    guard, ran, refused = Guard(store_url, budgets={"tool:act": "10 calls"}), [], []
+    barrier = threading.Barrier(32)
+
+    @guard.tool(effect="write", key="n")
+    def act(n: int) -> None:
+        ran.append(n)
+
+    def one(n: int) -> None:
+        barrier.wait()
+        try:
+            act(n)
+        except BudgetExceeded:
+            refused.append(n)
+
+    guard.usage()  # opens the store
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(32)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        for cap, spent, reserved in _budgets(tmp_path, "cap, spent, reserved"):
+            assert spent + reserved <= cap
+    assert (len(ran), len(refused)) == (10, 22)
+    assert _budgets(tmp_path) == [("tool:act", 10, 0, 0)]
+
+
+def test_nothing_is_reserved_if_one_scope_refuses(tmp_path: Path, store_url: str) -> None:
+    """All scopes of a call, or none."""
+    guard = Guard(store_url, budgets={"user:*": "10 USD", "tenant:t": "1 USD"})
+
+    @guard.tool(effect="write", cost="2 USD")
+    def buy() -> None: ...
+
+    with pytest.raises(BudgetExceeded) as caught, guard.run("r", user="u", tenant="t"):
+        buy()
+    assert caught.value.scope == "tenant:t"
+    assert _budgets(tmp_path) == []
+
+
+def test_a_call_in_doubt_keeps_its_reservation(tmp_path: Path, store_url: str) -> None:
+    """It may have happened, so its money is not spent again, until somebody decides."""
+    guard = Guard(store_url)
+
+    @guard.tool(effect="write", cost="1 USD")
+    def buy() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError), guard.run("r", id="r", budget="1 USD"):
+        buy()
+    assert _budgets(tmp_path) == [("run:r", 0, 10**9, 0)]
+    [call] = guard.runs.get("r").calls
+    guard.calls.resolve(call.id, "did-not-happen", note="asked them")
+    assert _budgets(tmp_path) == [("run:r", 0, 0, 0)]
+
+
+@pytest.mark.parametrize(("outcome", "spent"), [("happened", 10**9), ("compensated", 10**9)])
+def test_what_happened_after_all_is_spent(tmp_path: Path, store_url: str, outcome: str, spent: int) -> None:
+    """A person's word settles the reservation too."""
+    guard = Guard(store_url, budgets={"tool:buy": "1 USD"})
+
+    @guard.tool(effect="write", cost="1 USD")
+    def buy() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        buy()
+    [call] = guard.calls.list()
+    guard.calls.resolve(call.id, outcome, note="saw it")
+    assert _budgets(tmp_path) == [("tool:buy", spent, 0, 0)]
+
+
+def test_a_failed_call_gives_back_its_money_and_counts(tmp_path: Path, store_url: str) -> None:
+    """A call that provably did not happen costs nothing, and was a call."""
+    guard = Guard(store_url, budgets={"tool:buy": ["5 USD", "5 calls"]})
+
+    class Declined(Exception): ...
+
+    @guard.tool(effect="write", cost="1 USD")
+    def buy() -> None:
+        raise Declined
+
+    with pytest.raises(Declined):
+        buy()
+    assert _budgets(tmp_path, "unit, spent, reserved") == [("USD", 0, 0), ("calls", 1, 0)]
+
+
+def test_more_than_reserved_is_overdraft(tmp_path: Path, store_url: str) -> None:
+    """What a call cost beyond the cap admits nothing until the budget is raised enough."""
+    guard = Guard(store_url, budgets={"tool:ask": "3 USD"})
+
+    @guard.tool(effect="write", cost=lambda result: 1 if result is None else result)
+    def ask(n: int) -> int:
+        return n
+
+    assert ask(5) == 5
+    assert _budgets(tmp_path) == [("tool:ask", 3 * 10**9, 0, 2 * 10**9)]
+    with pytest.raises(BudgetExceeded):
+        ask(1)
+    guard.set_budget("tool:ask", "6 USD")
+    assert ask(1) == 1
+    assert _budgets(tmp_path) == [("tool:ask", 6 * 10**9, 0, 0)]
+
+
+def test_a_soft_budget_refuses_nothing(tmp_path: Path, store_url: str) -> None:
+    """It is counted only."""
+    guard = Guard(store_url, budgets={"tool:act": Budget("1 calls", hard=False)})
+
+    @guard.tool(effect="write")
+    def act(n: int) -> int:
+        return n
+
+    assert [act(n) for n in range(3)] == [0, 1, 2]
+    assert _budgets(tmp_path) == [("tool:act", 3, 0, 0)]
+
+
+def test_at_most_so_many_calls_a_run(store_url: str) -> None:
+    """max_calls is of one run, and another run begins anew."""
+    guard = Guard(store_url)
+
+    @guard.tool(effect="read", max_calls=2)
+    def look(n: int) -> int:
+        return n
+
+    for run_id in ("a", "b"):
+        with pytest.raises(BudgetExceeded), guard.run("r", id=run_id):
+            assert [look(n) for n in range(2)] == [0, 1]
+            look(2)
+
+
+def test_a_rate_is_shared(store_url: str) -> None:
+    """All guards over one store together; the error says when to try again."""
+    first, second = (Guard(store_url) for _ in range(2))
+    looks = [guard.tool("look", effect="read", rate="2/hour")(lambda n: n) for guard in (first, second)]
+    assert [look(n) for n, look in enumerate(looks)] == [0, 1]
+    with pytest.raises(RateLimited) as caught:
+        looks[0](3)
+    assert 1700 < caught.value.retry_after <= 1800
+
+
+def test_a_run_has_a_wall_clock(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its time a run starts nothing more."""
+    from sagaspan.testing import frozen_clock
+
+    with frozen_clock() as clock:
+        guard = Guard(store_url)
+
+        @guard.tool(effect="read")
+        def look() -> None: ...
+
+        with pytest.raises(BudgetExceeded), guard.run("r", budget="10 min"):
+            look()
+            clock.advance(601)
+            look()
+
+
+@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf"), True, "1", 10**30, object()])
+def test_a_hostile_cost_is_refused(store_url: str, cost: Any) -> None:
+    """Before the body runs, in one sentence."""
+    guard, ran = Guard(store_url), []
+
+    @guard.tool(effect="write", cost=lambda: cost)
+    def act() -> None:
+        ran.append(1)
+
+    with pytest.raises(ConfigurationError, match="its cost"):
+        act()
+    assert not ran
+
+
+def test_usage_by_scope(store_url: str) -> None:
+    """What was spent, of a user, a tool, a run."""
+    guard = Guard(store_url, budgets={"user:u": "10 USD"})
+
+    @guard.tool(effect="write", cost=lambda n: n)
+    def buy(n: int) -> None: ...
+
+    for user, n in (("u", 1), ("u", 2), ("v", 4)):
+        with guard.run("r", user=user, agent="shopper"):
+            buy(n)
+    found = guard.usage(user="u")
+    assert (found.spent, found.calls, found.limit, found.remaining) == (3, 2, 10, 7)
+    assert guard.usage(tool="buy").spent == guard.usage(agent="shopper").spent == guard.usage().spent == 7
+
+
+def test_a_nested_run_spends_of_the_outer_one(store_url: str) -> None:
+    """And of whoever pays for that."""
+    guard = Guard(store_url, budgets={"user:u": "10 calls"})
+
+    @guard.tool(effect="read")
+    def look(n: int) -> int:
+        return n
+
+    with pytest.raises(BudgetExceeded) as caught, guard.run("outer", id="o", user="u", budget="3 calls"):
+        look(1)
+        with guard.run("inner", budget="5 calls"):
+            for n in range(5):
+                look(n)
+    assert caught.value.scope == "run:o"
+    assert guard.usage(user="u").calls == 3
+
+
+def test_a_killed_process_leaves_its_reservation_with_its_record(tmp_path: Path, store_url: str) -> None:
+    """A crash between the claim and the settle: what was reserved stays until the call is decided."""
+    from sagaspan.testing import World
+
+    def job(world: Any) -> None:
+        guard = Guard(world.store, budgets={"tool:buy": "1 USD"})
+        guard.tool("buy", effect="write", key="n", cost="1 USD")(lambda n: world.effect("buy"))(1)
+
+    with World(job) as world:
+        world.process(job, die_at="buy: after effect")
+        with pytest.raises(OutcomeUnknown):
+            world.resume()
+        guard = Guard(world.store, budgets={"tool:buy": "1 USD"})
+        assert guard.usage(tool="buy").reserved == 1
