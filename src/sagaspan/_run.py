@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import heapq
 import logging
-import threading
+import os
+import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextvars import Token
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
@@ -29,7 +31,14 @@ from sagaspan._context import current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone
 from sagaspan._tool import Tool
-from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed, StoreError, StoreUnavailable
+from sagaspan.exceptions import (
+    CompensationFailed,
+    ConfigurationError,
+    RunClosed,
+    RunInProgress,
+    StoreError,
+    StoreUnavailable,
+)
 from sagaspan.keys import KeySource
 from sagaspan.ledger.fail_open import unrecorded
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
@@ -68,6 +77,7 @@ class Run:
         self._outer = outer
         self._unnamed = unnamed
         self._entered = False
+        self._process = 0
         self._in_running_loop = False
         self._aborted: str | None = None
         self._doomed: BaseException | None = None
@@ -80,7 +90,7 @@ class Run:
         self._free: dict[tuple[str, str], list[int]] = {}
         self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
         self._children: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
         self._tokens: list[tuple[Token[Run | None], Any]] = []
 
@@ -169,12 +179,14 @@ class Run:
 
         Outside the block it undoes at once. Raises ``CompensationFailed`` if something could not be undone.
         """
+        self._check_ours("it is not aborted here")
         self._aborted = why
         if not self._entered:
             self._raise(None, run_sync(self._abort_now(SYNC)))
 
     async def aabort(self, why: str = "aborted") -> None:
         """As ``abort``, for asynchronous callers."""
+        self._check_ours("it is not aborted here")
         self._aborted = why
         if not self._entered:
             self._raise(None, await self._abort_now(ASYNCIO))
@@ -204,7 +216,8 @@ class Run:
     # -- what the engine asks ----------------------------------------------------------------------------------
 
     def check_open(self, tool: Tool, backend: Backend) -> None:
-        """Refuse a call that this run cannot take; raises ``RunClosed`` or ``ConfigurationError``."""
+        """Refuse a call that this run cannot take; raises ``RunError`` or ``ConfigurationError``."""
+        self._check_ours(f"tool {tool.name!r} did not run")
         if self._aborted is not None or not self._entered:
             how = f"was aborted ({self._aborted})" if self._aborted else f"has ended ({self.record.state})"
             raise RunClosed(f"the run {self.id!r} {how}; tool {tool.name!r} did not run", status=self.record.state)
@@ -235,6 +248,18 @@ class Run:
         self._only_read = False
         if self._outer is not None:
             self._outer.writes()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked inside the run: it is the parent's, and goes on there."""
+        return self._entered and self._process != os.getpid()
+
+    def _check_ours(self, what: str) -> None:
+        if self.inherited:
+            raise RunInProgress(
+                f"the run {self.id!r} is that of the process this one was forked from, which would not undo what is "
+                f"done here; {what}. Do it there, or in a run of this process, nested in that one: with guard.run(...)"
+            )
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -274,6 +299,8 @@ class Run:
 
     def child_id(self, name: str) -> str:
         """The id of the next run nested in this one that is not given any."""
+        if self.inherited:  # nobody counts for several processes
+            return f"{self.id}/{name}@{secrets.token_hex(6)}"
         with self._lock:
             number = self._children.get(name, 0) + 1
             self._children[name] = number
@@ -298,7 +325,8 @@ class Run:
         if self._entered:
             raise ConfigurationError(f"the run {self.id!r} is entered already; make a new one with guard.run(...)")
         span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), _opening(self.record))
-        wanted = replace(self.record, traceparent=spans.traceparent_of(span))
+        self._process = os.getpid()
+        wanted = replace(self.record, owner=owner.this_process(), traceparent=spans.traceparent_of(span))
         try:
             entered = await self._open(wanted, span, backend)
             output = _recorded_output(entered.record) if entered.replaying else None
@@ -333,6 +361,7 @@ class Run:
         return saga.Entered(record=unrecorded(wanted))
 
     async def _commit(self, backend: Backend) -> None:
+        self._check_ours("nothing is committed here")
         if not self._entered:
             raise RunClosed(
                 f"the run {self.id!r} has ended ({self.status}); there is nothing to commit", status=self.status
@@ -341,6 +370,8 @@ class Run:
             self.record = await saga.commit(self.engine, self.record, backend=backend)
 
     async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
+        if self.inherited:  # a child unwinds its parent's block: how that run ends is decided there
+            return None
         error = error or self._doomed
         report: Undone | None = None
         try:
