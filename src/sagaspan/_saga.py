@@ -323,6 +323,8 @@ async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, bac
             child = await _move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
             await _move(engine, child, event, backend, synced=False)
+        elif complete:
+            await backend.io(close_if_undone, engine.store, child)
 
 
 def close_if_undone(store: Store, run: RunRecord | None) -> None:

@@ -127,6 +127,16 @@ with recursive known (found) as (
 )
 select found from known where found is not null
 """
+_LATE: Final = """
+state = 'done' and id in (
+  select call_id from audit as late
+   where event = 'succeed' and from_state = 'failed'
+     and not exists (select 1 from audit as later
+                      where later.namespace = late.namespace and later.run_id = late.run_id
+                        and later.call_id = late.call_id and later.seq > late.seq))
+"""
+"""Found by the partial index ``audit_late``."""
+
 _FORGET_LEASES: Final = f"""
 delete from owners
  where until_us < ?
@@ -360,6 +370,11 @@ class SqliteStore:
         where = f"namespace in ({_marks(names)}) and scope >= ? and scope < ?"
         after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return self._calls(f"{where} order by seq desc limit ?", (*names, prefix, after, limit))
+
+    def late_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are done after they were ``failed``, and nothing came after that."""
+        within, of = _within(namespace)
+        return self._calls(f"{_LATE}{within} order by seq desc limit ?", (*of, limit))
 
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
