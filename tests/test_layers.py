@@ -14,8 +14,8 @@ ADAPTERS = ROOT / "adapters"
 
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {
-    "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate", "loops", "_clock", "_owner",
-    "_home",
+    "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate", "loops", "_clock", "_fork",
+    "_owner", "_home",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
@@ -27,7 +27,8 @@ ALLOWED = {
     "codecs": set(),
     "keys": set(),
     "_clock": set(),
-    "_owner": set(),
+    "_fork": set(),
+    "_owner": {"_fork"},
     "_home": {"exceptions"},
     "expressions": {"exceptions"},
     "_backends": {"_clock"},
@@ -63,7 +64,7 @@ ALLOWED = {
     "_adapters": {"exceptions"},
     "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_views"},
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
-    "telemetry": {"exceptions", "semconv", "telemetry", "_home"},
+    "telemetry": {"exceptions", "semconv", "telemetry", "_fork", "_home"},
     "index": {"exceptions", "semconv", "index"},
     "testing": DATA | {"ledger", "stores", "testing", "_engine", "_guard", "_run", "_views"},
     "cli": None,  # whatever it shows

@@ -6,13 +6,13 @@ import contextlib
 import difflib
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.trace import INVALID_SPAN, Span, TracerProvider
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._backends import SYNC, Backend, run_sync
@@ -106,7 +106,7 @@ class Engine:
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
         self._made_with: dict[str, Compensation] = {}
         self._probes: dict[str, Probe] = {}
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
         self._warned: set[str] = set()
         self._middleware = tuple(middleware)
         self._innermost: tuple[Middleware, ...] = ()
@@ -266,7 +266,7 @@ class Engine:
             return self._deliver(tool, run, result)
 
     def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
-        """The run that a call made here belongs to; None is the session. Raises ``RunClosed``, ``PolicyDenied``."""
+        """The run that a call made here belongs to; None is the session. Raises ``RunError``, ``PolicyDenied``."""
         parent = current_call.get()
         if parent is not None and parent.phase is Phase.COMPENSATION:
             return None  # a step of undoing is no step of any run: nothing would ever have to undo it
@@ -386,7 +386,7 @@ class Engine:
         if self._session is not None and owner.is_self(self._session.owner):
             return self._session
         with self._lock:
-            if self._session is None or not owner.is_self(self._session.owner):  # a forked child has its own
+            if self._session is None or not owner.is_self(self._session.owner):
                 record = self._new_session()
                 opened, audit = transitions.open_run(record)
                 token = owner.run_token(self.store.url, record.namespace, record.id)
@@ -439,8 +439,9 @@ class Engine:
         self._ledger.settle_leftovers()
 
     def _begin_again(self) -> None:
-        """A forked child waits for no thread of its parent's."""
-        self._lock = threading.Lock()
+        """A forked child is inside no run, and has a session of its own."""
+        self.open_runs = 0
+        self._session = None
 
     def close(self) -> None:
         """End the session run and give the store back."""

@@ -324,7 +324,7 @@ class Guard:
     def current_run(self) -> Run | None:
         """The run in force here, or None."""
         run = current_run.get()
-        return run if run is not None and run.engine is self._engine else None
+        return run if run is not None and run.engine is self._engine and not run.inherited else None
 
     def turns_of(self, thread: str) -> list[RunInfo]:
         """The latest runs ``THREAD/n`` of a conversation, the highest n first (for adapters)."""

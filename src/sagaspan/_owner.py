@@ -13,11 +13,12 @@ import contextlib
 import getpass
 import os
 import secrets
-import threading
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+
+from sagaspan import _fork as fork
 
 NOBODY = "nobody"
 """The owner of what was given back: anybody may go on with it."""
@@ -26,7 +27,7 @@ _SEPARATOR = ":"
 _alive: dict[str, int] = {}  # how often each token is held
 _role: str | None = None  # the process that this one plays
 _played: dict[str, bool] = {}  # the processes whose death is provable that this one plays or played: which are alive
-_lock = threading.Lock()
+_lock = fork.new_lock()
 
 
 class Proof(StrEnum):
@@ -167,8 +168,7 @@ def _lives(pid: int, start: str) -> bool:
 
 def _forget() -> None:
     """A forked child works on nothing of its parent's."""
-    global _lock, _role
-    _lock = threading.Lock()  # another thread of the parent may have been holding it
+    global _role
     _alive.clear()
     _role = None
 
@@ -217,8 +217,7 @@ def _read(path: str) -> str:
         return ""
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+fork.hooks(in_child=_forget)
 
 
 def user_name() -> str:

@@ -159,6 +159,7 @@ class Rollback:
         self._tracer = tracer
         self._parent = parent
         self._backend = backend
+        self._process = owner.this_process()
 
     async def __call__(self, steps: Sequence[CallRecord]) -> Undone:
         """Undo ``steps`` in their order, up to the first whose compensation this process does not know."""
@@ -205,7 +206,8 @@ class Rollback:
         return after
 
     def _save(self, *changes: CallChange) -> None:
-        if not self._store.commit(changes, synced=True):
+        # A child forked inside a compensation must not say how that ended.
+        if not owner.is_self(self._process) or not self._store.commit(changes, synced=True):
             raise self._taken_over()
 
     def _save_locked(self, step: CallRecord, changes: list[CallChange]) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import heapq
 import logging
-import threading
+import os
+import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextvars import Token
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
@@ -34,6 +36,7 @@ from sagaspan.exceptions import (
     CompensationFailed,
     ConfigurationError,
     RunClosed,
+    RunInProgress,
     StoreError,
     StoreUnavailable,
 )
@@ -80,6 +83,7 @@ class Run:
         self._on_budget = on_budget
         self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
         self._entered = False
+        self._process = 0
         self._in_running_loop = False
         self._aborted: str | None = None
         self._doomed: BaseException | None = None
@@ -92,7 +96,7 @@ class Run:
         self._free: dict[tuple[str, str], list[int]] = {}
         self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
         self._children: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
         self._tokens: list[tuple[Token[Run | None], Any]] = []
 
@@ -181,12 +185,14 @@ class Run:
 
         Outside the block it undoes at once. Raises ``CompensationFailed`` if something could not be undone.
         """
+        self._check_ours("it is not aborted here")
         self._aborted = why
         if not self._entered:
             self._raise(None, run_sync(self._abort_now(SYNC)))
 
     async def aabort(self, why: str = "aborted") -> None:
         """As ``abort``, for asynchronous callers."""
+        self._check_ours("it is not aborted here")
         self._aborted = why
         if not self._entered:
             self._raise(None, await self._abort_now(ASYNCIO))
@@ -216,7 +222,8 @@ class Run:
     # -- what the engine asks ----------------------------------------------------------------------------------
 
     def check_open(self, tool: Tool, backend: Backend) -> None:
-        """Refuse a call that this run cannot take; raises ``RunClosed`` or ``ConfigurationError``."""
+        """Refuse a call that this run cannot take; raises ``RunError`` or ``ConfigurationError``."""
+        self._check_ours(f"tool {tool.name!r} did not run")
         if self._aborted is not None or not self._entered:
             how = f"was aborted ({self._aborted})" if self._aborted else f"has ended ({self.record.state})"
             raise RunClosed(f"the run {self.id!r} {how}; tool {tool.name!r} did not run", status=self.record.state)
@@ -247,6 +254,18 @@ class Run:
         self._only_read = False
         if self._outer is not None:
             self._outer.writes()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked inside the run: it is the parent's, and goes on there."""
+        return self._entered and self._process != os.getpid()
+
+    def _check_ours(self, what: str) -> None:
+        if self.inherited:
+            raise RunInProgress(
+                f"the run {self.id!r} is that of the process this one was forked from, which would not undo what is "
+                f"done here; {what}. Do it there, or in a run of this process, nested in that one: with guard.run(...)"
+            )
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -286,6 +305,8 @@ class Run:
 
     def child_id(self, name: str) -> str:
         """The id of the next run nested in this one that is not given any."""
+        if self.inherited:  # nobody counts for several processes
+            return f"{self.id}/{name}@{secrets.token_hex(6)}"
         with self._lock:
             number = self._children.get(name, 0) + 1
             self._children[name] = number
@@ -312,7 +333,8 @@ class Run:
         if self._entered:
             raise ConfigurationError(f"the run {self.id!r} is entered already; make a new one with guard.run(...)")
         span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), _opening(self.record))
-        wanted = replace(self.record, traceparent=spans.traceparent_of(span))
+        self._process = os.getpid()
+        wanted = replace(self.record, owner=owner.this_process(), traceparent=spans.traceparent_of(span))
         try:
             entered = await self._open(wanted, span, backend)
             output = _recorded_output(entered.record) if entered.replaying else None
@@ -347,6 +369,7 @@ class Run:
         return saga.Entered(record=unrecorded(wanted))
 
     async def _commit(self, backend: Backend) -> None:
+        self._check_ours("nothing is committed here")
         if not self._entered:
             raise RunClosed(
                 f"the run {self.id!r} has ended ({self.status}); there is nothing to commit", status=self.status
@@ -355,6 +378,8 @@ class Run:
             self.record = await saga.commit(self.engine, self.record, backend=backend)
 
     async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
+        if self.inherited:  # a child unwinds its parent's block: how that run ends is decided there
+            return None
         error = error or self._doomed
         report: Undone | None = None
         try:

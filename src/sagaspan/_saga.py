@@ -268,6 +268,8 @@ async def _roll_back(
 
 async def _give_back(engine: Engine, run: RunRecord, backend: Backend, why: str) -> RunRecord:
     """Nobody rolls it back any more: whoever can may go on, while this process lives."""
+    if not owner.is_self(run.owner):  # forked inside a compensation: the parent goes on with it
+        return run
     after, audit = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), detail=why, owner=owner.NOBODY)
     saved = await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=False)
     return after if saved else run
@@ -321,6 +323,8 @@ async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, bac
             child = await _move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
             await _move(engine, child, event, backend, synced=False)
+        elif complete:
+            await backend.io(close_if_undone, engine.store, child)
 
 
 def close_if_undone(store: Store, run: RunRecord | None) -> None:

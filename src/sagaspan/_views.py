@@ -12,15 +12,26 @@ from sagaspan._probe import NOT_GIVEN
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import outermost
+from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import held_by_run
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunInfo, RunRecord, RunState, call_info, run_info
-from sagaspan.ledger.resolution import DUPLICATE, Resolution, decided_by_hand
+from sagaspan.ledger.records import (
+    CallInfo,
+    CallRecord,
+    CallState,
+    RunInfo,
+    RunRecord,
+    RunState,
+    call_info,
+    run_info,
+)
+from sagaspan.ledger.resolution import DUPLICATE, Resolution, decided_by_hand, happened_after_all
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent, move_call
 
 _OVER: Final = (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
 
+Infos: TypeAlias = list[CallInfo]
 Pairs: TypeAlias = list[tuple[CallInfo, CallInfo | None]]
 
 
@@ -81,6 +92,18 @@ class Calls:
         found = [(extra, self._store.get_call(extra.scope.removeprefix(DUPLICATE))) for extra in extras]
         return [(call_info(extra), None if first is None else call_info(first)) for extra, first in found]
 
+    def late(self, limit: int = 100) -> Infos:
+        """Writes that were taken for failed and happened after all, when their run was over; newest first.
+
+        Until somebody undoes them, or says that they stay (``resolve(id, "happened")``).
+        """
+        found = self._store.late_calls(limit, namespace=self._namespace)
+        return [call_info(call) for call in found if call.declared_write and self._is_over(call)]
+
+    def _is_over(self, call: CallRecord) -> bool:
+        run = self._store.get_run(call.namespace, call.run_id)
+        return run is not None and (run.is_session or outermost(self._store, run).state in (*_OVER, RunState.FAILED))
+
     def resolve(
         self,
         id: str,  # noqa: A002 - the contract's word
@@ -114,7 +137,8 @@ class Calls:
         changes, record = _lost_first(self._store, record)
         run = self._store.get_run(record.namespace, record.run_id)
         over = run is not None and (run.is_session or outermost(self._store, run).state in _OVER)
-        event, columns = decided_by_hand(record, _resolution(outcome), result=result, over=over)
+        late = record.state is CallState.DONE and happened_after_all(history(self._store, record))
+        event, columns = decided_by_hand(record, _resolution(outcome), result=result, over=over, late=late)
         after, audit = move_call(record, event, now_us(), detail=note, actor=actor or owner.user_name(), **columns)
         if not self._store.commit([*changes, *settling(record, CallChange(after, audit, record.version))], synced=True):
             raise ResolutionError(_stale(record, record.version), call=call_info(record))

@@ -13,6 +13,7 @@ unique     the session             random: a call outside a run is nobody's repe
 
 from __future__ import annotations
 
+import encodings.utf_16_be  # noqa: F401 - by rfc8785, at the first call; a fork must not meet an import halfway
 import hashlib
 import json
 from dataclasses import dataclass

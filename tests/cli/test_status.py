@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from sagaspan import Guard
+from sagaspan import Guard, ToolTimeout
 from tests.cli.conftest import Sagaspan
 
 DIES_IN_A_WRITE = """
@@ -127,3 +128,32 @@ def test_locks_kept_by_what_needs_a_person(sagaspan: Sagaspan, guard: Guard) -> 
     assert "hall, seat:7A" in sagaspan("show", "held-1").out
     assert sagaspan("runs", "show", "held-1", "--json").json["locks"] == ["hall", "seat:7A"]
     assert "hall, seat:7A" in sagaspan("show", items["book"]["id"]).out
+
+
+def test_what_happened_after_all_is_an_incident(sagaspan: Sagaspan, guard: Guard) -> None:
+    """The agent went by that it did not happen, and its run is over: until somebody undoes it or says that it stays."""
+    go_on = threading.Event()
+
+    @guard.tool(effect="write", timeout=0.05)
+    def pay(order: str) -> str:
+        go_on.wait(5)
+        return "paid"
+
+    with guard.run("trip", id="a"):
+        with pytest.raises(ToolTimeout):
+            pay("o-1")
+        call = guard.runs.get("a").calls[0].id
+        assert sagaspan("calls", "resolve", call, "did-not-happen", "--note", "not in the books").code == 0
+    assert sagaspan("status").code == 0
+    go_on.set()
+    deadline = time.monotonic() + 5
+    while sagaspan("status").code == 0:
+        assert time.monotonic() < deadline
+    (item,) = sagaspan("status", "--json").json
+    assert (item["id"], item["state"]) == (call, "done")
+    assert "happened after all" in item["why"]
+    assert item["next"] == f"sagaspan calls resolve {call} compensated --note WHY"
+    assert f"sagaspan calls resolve {call} happened --note WHY" in sagaspan("show", call).out
+    assert sagaspan("calls", "resolve", call, "happened", "--note", "they keep it").code == 0
+    assert sagaspan("status").code == 0
+    assert "happened --note" not in sagaspan("show", call).out

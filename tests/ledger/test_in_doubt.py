@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -551,8 +553,10 @@ def test_a_clock_that_was_set_back_opens_no_window(guard: Guard, monkeypatch: py
 # -- late results ---------------------------------------------------------------------------------------------
 
 
-def _late(guard: Guard, between: Callable[[CallInfo], None], **policy: Any) -> list[Any]:
-    """The first body times out and ends after ``between``; returns the results undone."""
+def _late(
+    guard: Guard, between: Callable[[CallInfo], None], before_late: type[Exception] | None = None, **policy: Any
+) -> list[Any]:
+    """The first body times out and ends after ``between``, and after its run (by ``before_late``); what was undone."""
     go_on, ended = threading.Event(), threading.Event()
     ran: list[int] = []
     undone: list[Any] = []
@@ -575,8 +579,10 @@ def _late(guard: Guard, between: Callable[[CallInfo], None], **policy: Any) -> l
     try:
         with guard.run("late", id="a") as run:
             pay()
+            if before_late is not None:
+                raise before_late
             run.pause()
-    except OutcomeUnknown:
+    except (OutcomeUnknown, Declined):
         pass
     go_on.set()
     assert ended.wait(5)
@@ -903,3 +909,113 @@ def test_a_step_of_a_run_that_goes_on_is_not_undone_by_hand(guard: Guard) -> Non
         run.pause()
     with pytest.raises(ResolutionError, match="is done"):
         guard.calls.resolve(inner.calls[0].id, "compensated", note="n")
+
+
+# -- what happened after all, when its run was over ---------------------------------------------------------------
+
+
+@dataclass
+class Late:
+    """A payment that was said not to have happened, and then came: what was undone since, and how to let it come."""
+
+    arrive: Callable[[], None]
+    undone: list[Any]
+    run: Callable[..., Any]
+
+
+@pytest.fixture
+def late(guard: Guard) -> Late:
+    """``run(ending)`` is the run ``a``; its payment times out, and somebody says that it did not happen."""
+    go_on, undone = threading.Event(), []
+
+    @guard.tool(compensate=lambda result: undone.append(result))
+    def book(what: str) -> str:
+        return what
+
+    @guard.tool(compensate=lambda result: undone.append(result), timeout=0.05)
+    def pay() -> str:
+        go_on.wait(5)
+        return "late"
+
+    def run(error: Exception | None) -> None:
+        with contextlib.suppress(Declined), guard.run("trip", id="outer"):
+            book("car")
+            with guard.run("trip", id="a"):
+                book("room")
+                with pytest.raises(ToolTimeout):
+                    pay()
+                guard.calls.resolve(guard.runs.get("a").calls[1].id, "did-not-happen", note="not in the books")
+                if error is not None:
+                    raise error
+
+    def arrive() -> None:
+        go_on.set()
+        _until(lambda: guard.runs.get("a").calls[1].state == "done")
+
+    return Late(arrive, undone, run)
+
+
+def test_a_late_effect_of_a_rolled_back_run_is_not_forgotten(guard: Guard, late: Late, warnings_of_sagaspan) -> None:
+    """The rollback did not know of it: the run, and the one it is in, is not wholly undone; asked again, it is."""
+    late.run(Declined())
+    assert (guard.runs.get("a").status, late.undone, guard.calls.late()) == ("compensated", ["room", "car"], [])
+    late.arrive()
+    (call,) = guard.calls.late()
+    assert (call.tool, call.result) == ("pay", "late")
+    assert guard.runs.get("a").status == guard.runs.get("outer").status == "partially_compensated"
+    assert any("happened after all" in warning for warning in warnings_of_sagaspan())
+    guard.compensate("outer")
+    assert late.undone == ["room", "car", "late"]
+    assert guard.runs.get("a").status == guard.runs.get("outer").status == "compensated"
+    assert guard.calls.late() == []
+    _checked(guard, "a")
+
+
+def test_a_late_effect_of_a_completed_run_is_listed(guard: Guard, late: Late) -> None:
+    """The agent went by that it did not happen: somebody undoes it, or says that it stays."""
+    late.run(None)
+    late.arrive()
+    (call,) = guard.calls.late()
+    assert guard.runs.get("a").status == "completed"
+    assert guard.calls.resolve(call.id, "happened", note="paid in cash as well; they keep it").state == "done"
+    assert guard.calls.late() == []
+    with pytest.raises(ResolutionError, match="is done"):
+        guard.calls.resolve(call.id, "happened", note="again")
+    guard.compensate("a", call=call.id)
+    assert late.undone == ["late"]
+    _checked(guard, "a")
+
+
+def test_a_late_effect_of_a_run_that_failed_can_be_undone(guard: Guard) -> None:
+    """There was nothing to undo, and then there is; entered again, the run answers it from the record instead."""
+    go_on = threading.Event()
+    undone: list[str] = []
+
+    @guard.tool(compensate=lambda result: undone.append(result), timeout=0.05)
+    def pay() -> str:
+        go_on.wait(5)
+        return "late"
+
+    for id_ in ("a", "b"):
+        with contextlib.suppress(Declined), guard.run(id=id_):
+            with pytest.raises(ToolTimeout):
+                pay()
+            guard.calls.resolve(guard.runs.get(id_).calls[0].id, "did-not-happen", note="n")
+            raise Declined
+        assert guard.runs.get(id_).status == "failed"
+    go_on.set()
+    _until(lambda: len(guard.calls.late()) == 2)
+    guard.compensate("a")
+    assert (undone, guard.runs.get("a").status) == (["late"], "compensated")
+    with guard.run(id="b"):
+        assert pay() == "late"
+    _checked(guard, "a")
+
+
+def test_an_effect_that_came_twice_reopens_a_rollback(guard: Guard) -> None:
+    """The extra one came after everything was undone: it is undone with the run, asked again."""
+    undone = _late(guard, lambda call: guard.calls.resolve(call.id, "retry", note="once more"), before_late=Declined)
+    assert guard.runs.get("a").status == "partially_compensated"
+    guard.compensate("a")
+    assert sorted(undone) == ["first", "second"]
+    assert (guard.runs.get("a").status, guard.calls.duplicates()) == ("compensated", [])

@@ -91,8 +91,10 @@ def test_the_rules_that_matter_are_in_the_tables(table: dict[tuple[str | None, s
             "compensate", "fail", "compensated", "partially_compensated",
         }  # fmt: skip
         return
-    assert {event for (state, event) in table if state == "done"} == {"compensate", "undone_by_hand", "supply_result"}
-    assert table["done", "supply_result"] == "done"
+    assert {event for (state, event) in table if state == "done"} == {
+        "compensate", "undone_by_hand", "supply_result", "acknowledge",
+    }  # fmt: skip
+    assert table["done", "supply_result"] == table["done", "acknowledge"] == "done"
     assert {after for (_, event), after in table.items() if event == "disprove"} == {"failed"}
     assert {event for (state, event) in table if state == "compensated"} == {"supersede"}
     assert ("unknown", "compensate") not in table

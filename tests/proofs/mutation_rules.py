@@ -47,6 +47,7 @@ _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
 _SENDING = "tests/ledger/test_sending.py::"
 _CRASHES = "tests/faults/test_crashes.py::"
+_FORKS = "tests/faults/test_forks.py::"
 _LEASE = "tests/faults/test_leases.py::"
 _RECOVERIES = "tests/faults/test_recovery.py::"
 _RUNS = "tests/test_runs.py::"
@@ -621,19 +622,43 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="3.SQLite",
-        rule="A forked child opens its own connection and leaves its parent's alone.",
+        rule="A fork closes the ledger, so that its child takes no lock for granted that only its parent has.",
         file=_SQLITE,
-        old="        store._begin()  # noqa: SLF001 - the same room",
-        new="        store._lock.release()  # noqa: SLF001 - the same room",
-        tests=(_STORE + "test_forked_children_open_their_own_connection",),
+        old="            self._close()\n        except sqlite3.Error:",
+        new="            pass\n        except sqlite3.Error:",
+        tests=(_FORKS + "test_what_a_child_wrote_survives_the_end_of_its_parent",),
     ),
     Rule(
         section="3.SQLite",
         rule="A fork waits until nobody is in the middle of the store.",
         file=_SQLITE,
-        old="        store._lock.acquire()  # noqa: SLF001 - the same room",
-        new="        pass",
+        old="        if not self._lock.acquire(timeout=FORK_SECONDS):\n            return False",
+        new="        if not self._lock.acquire(blocking=False):\n            return False",
         tests=(_STORE + "test_a_fork_waits_for_the_statement_that_is_going_on",),
+    ),
+    Rule(
+        section="3.SQLite",
+        rule="A call is settled by the process that claimed it, not by a child forked inside its body.",
+        file=_LEDGER,
+        old="        if not owner.is_self(record.owner):  # forked inside the body",
+        new="        if False:  # forked inside the body",
+        tests=(_FORKS + "test_a_call_is_settled_by_the_process_that_claimed_it",),
+    ),
+    Rule(
+        section="3.SQLite",
+        rule="A child that leaves its parent's run decides nothing about it.",
+        file=_RUN,
+        old="        if self.inherited:  # a child unwinds",
+        new="        if False:  # a child unwinds",
+        tests=(_FORKS + "test_a_child_takes_no_step_in_its_parents_run",),
+    ),
+    Rule(
+        section="3.SQLite",
+        rule="A child that is forked inside a compensation does not say how that ended.",
+        file=_ROLLBACK,
+        old="        if not owner.is_self(self._process) or not",
+        new="        if not",
+        tests=(_FORKS + "test_an_undo_is_settled_by_the_process_that_began_it",),
     ),
     # -- sagas (rule book (b)) ------------------------------------------------------------------------------------
     Rule(

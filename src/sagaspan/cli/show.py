@@ -14,6 +14,7 @@ from sagaspan.cli._options import NotFound, Settings, common_options, namespace_
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, call_info
+from sagaspan.ledger.resolution import happened_after_all
 
 _OPEN: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATION_FAILED)
 
@@ -69,12 +70,19 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
     for name, value in facts:
         if value:
             say(f"  {name:<16} {visible(value)}")
-    if call.state in _OPEN:
-        for command in next_commands(call):
-            say(f"  {'next':<16} {command}")
+    for command in _next(call, audit):
+        say(f"  {'next':<16} {command}")
     say("")
     rows = [(_moment(row.at_us), row.event, row.from_state, row.to_state, row.detail) for row in audit]
     emit_table(("at", "event", "from", "to", "detail"), rows, title="history")
+
+
+def _next(call: CallInfo, audit: list[Any]) -> list[str]:
+    if call.state in _OPEN:
+        return next_commands(call)
+    if happened_after_all(audit):
+        return [*next_commands(call), f"sagaspan calls resolve {call.id} happened --note WHY"]
+    return []
 
 
 def _holder(call: CallInfo, settings: Settings) -> str | None:

@@ -53,7 +53,7 @@ class Item:
 def status(context: click.Context, settings: Settings, namespace: str | None) -> None:
     """Everything that needs a person, each with its next command; exit 4 if any (for cron)."""
     store = settings.open_store()
-    items = [*_run_items(store, namespace), *_call_items(store, namespace), *_duplicates(store, namespace)]
+    items = [*_run_items(store, namespace), *_call_items(store, namespace), *_incidents(store, namespace)]
     if settings.as_json:
         emit_json(items)
     elif not items:
@@ -114,13 +114,17 @@ def _call_items(store: Any, namespace: str | None) -> Iterator[Item]:
             )  # fmt: skip
 
 
-def _duplicates(store: Any, namespace: str | None) -> Iterator[Item]:
+def _incidents(store: Any, namespace: str | None) -> Iterator[Item]:
+    """Effects that are there although a rollback, an agent or a person went by that they are not."""
     from sagaspan._views import Calls
 
-    for extra, _ in Calls(store, namespace).duplicates(_LIMIT):
+    calls = Calls(store, namespace)
+    found = [(extra, "happened twice; this is the extra effect") for extra, _ in calls.duplicates(_LIMIT)]
+    found += [(call, "was taken for failed, and happened after all; its run is over") for call in calls.late(_LIMIT)]
+    for call, why in found:
         yield Item(
-            kind="call", id=extra.id, namespace=extra.namespace, what=extra.tool, state=extra.state,
-            why="happened twice; this is the extra effect", next=next_commands(extra)[0],
+            kind="call", id=call.id, namespace=call.namespace, what=call.tool, state=call.state, why=why,
+            next=next_commands(call)[0],
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from sagaspan import _owner as owner
@@ -16,10 +16,10 @@ from sagaspan.ledger import resolution, transitions
 from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.budgets import NOTHING, settling
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
-from sagaspan.ledger.records import UNREADABLE, AuditRow, CallRecord, CallState, call_info
+from sagaspan.ledger.records import UNREADABLE, AuditRow, CallRecord, CallState, RunState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
-from sagaspan.ledger.store import CallChange, Store
-from sagaspan.ledger.transitions import CallEvent
+from sagaspan.ledger.store import CallChange, RunChange, Store
+from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 _log = logging.getLogger("sagaspan")
 PROBE_SECONDS: Final = 30.0
@@ -132,9 +132,18 @@ def record_late_result(
         if event is None:
             return None
         change = _late_change(target, event, value)
-        if store.commit(settling(target, change), synced=False):
+        if store.commit([*settling(target, change), *_reopened(store, change.record)], synced=False):
             return change.record
     return None
+
+
+def _reopened(store: Store, call: CallRecord) -> Iterator[RunChange]:
+    """A run that was rolled back without knowing of ``call`` is not wholly undone, nor are those it is nested in."""
+    run = store.get_run(call.namespace, call.run_id) if call.declared_write else None
+    while run is not None and run.state is RunState.COMPENSATED:
+        after, audit = transitions.move_run(run, RunEvent.PARTIALLY_COMPENSATED, now_us(), detail=resolution.LATE)
+        yield RunChange(after, audit, run.version)
+        run = store.get_run(run.namespace, run.parent_id) if run.parent_id else None
 
 
 def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange:
@@ -148,6 +157,11 @@ def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange
             target.id, target.tool, extra.id, extra.run_id, extra.id,
         )  # fmt: skip
         return CallChange(extra, audit)
+    if target.state is CallState.FAILED and target.declared_write:
+        _log.error(
+            "call %s of tool %r was taken for failed and happened after all; see: sagaspan show %s",
+            target.id, target.tool, target.id,
+        )  # fmt: skip
     after, audit = transitions.move_call(
         target, event, now, detail=resolution.LATE, actor=actor, **resolution.recorded(value)
     )

@@ -11,10 +11,10 @@ are ever wrong.
 
 from __future__ import annotations
 
-import threading
 from enum import StrEnum
 from typing import Final
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan._clock import boot_us, monotonic, now_us
 from sagaspan.ledger.records import LeaseRecord
@@ -47,7 +47,7 @@ class Judge:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._watched: dict[str, tuple[int, float]] = {}
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
 
     def verdict(self, holder: str, token: str) -> Verdict:
         """What is known of the ``holder`` of ``token`` (a call's id, or a run's token). Raises ``StoreUnavailable``."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sagaspan import _clock as clock
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan._clock import boot_us, monotonic, now_us
 from sagaspan.exceptions import ConfigurationError, StoreError
@@ -46,13 +47,12 @@ class Lease:
         self.seconds = _seconds()
         self._store = store
         self._fresh_until = 0.0
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
         self._known = False
         _all.add(self)
 
     def begin_again(self) -> None:
         """A forked child is another owner: it has no lease and nothing to settle."""
-        self._lock = threading.Lock()
         self._fresh_until = 0.0
         self._known = self.behind = False
         for forget in self.forked:
@@ -124,8 +124,6 @@ class _Keeper:
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._hooked = False
 
     def watch(self, lease: Lease) -> None:
         """Renew ``lease`` from now on."""
@@ -145,12 +143,8 @@ class _Keeper:
             self._changed.notify_all()
 
     def _start(self) -> None:
-        if self._thread is not None or self._stopping:
+        if self._thread is not None:
             return
-        if not self._hooked and hasattr(os, "register_at_fork"):
-            # Registered late, so that it comes before the hooks of the stores: this thread must not wait for theirs.
-            self._hooked = True
-            os.register_at_fork(before=self._stop, after_in_parent=self._go_on)
         thread = threading.Thread(target=self._keep, name=THREAD, daemon=True)
         try:
             thread.start()
@@ -167,10 +161,10 @@ class _Keeper:
         """Wait for the next beat; empty if nothing is open any more, and this thread ends."""
         with self._changed:
             due = monotonic() + min((lease.pause for lease in self._leases), default=0.0)
-            while (left := due - monotonic()) > 0 and self._leases and not self._stopping:
+            while (left := due - monotonic()) > 0 and self._leases:
                 self._changed.wait(left)
                 due = min(due, monotonic() + min((lease.pause for lease in self._leases), default=0.0))
-            if self._stopping or self._nothing_open():
+            if self._nothing_open():
                 self._thread = None
                 return []
             return list(self._leases)
@@ -186,27 +180,11 @@ class _Keeper:
         self._leases.clear()
         return True
 
-    # -- around a fork: a child has none of its parent's threads, and must not inherit what they were holding --------
-
-    def _stop(self) -> None:
-        with self._changed:
-            thread, self._stopping = self._thread, True
-            self._changed.notify_all()
-        if thread is not None:
-            thread.join(HURRY_SECONDS)
-
-    def _go_on(self) -> None:
-        with self._changed:
-            self._stopping = False
-            if self._leases:
-                self._start()
-
     def begin_again(self) -> None:
         """A forked child watches nothing yet."""
         self._leases = set()
         self._changed = threading.Condition()
         self._thread = None
-        self._stopping = False
         for lease in _all:
             lease.begin_again()
 
@@ -234,8 +212,7 @@ def lapse_all() -> None:
         lease.lapse()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keeper.begin_again)
+fork.hooks(in_child=_keeper.begin_again)
 
 
 def _seconds() -> float:

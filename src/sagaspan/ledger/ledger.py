@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
@@ -22,6 +23,7 @@ from sagaspan._spans import error_message, error_type, traceparent_of
 from sagaspan.exceptions import (
     ApprovalDenied,
     CallInProgress,
+    ConfigurationError,
     KeyConflict,
     LoopDetected,
     OutcomeUnknown,
@@ -73,14 +75,10 @@ class Ledger:
         self._find_probe = find_probe
         self._judge = judge
         self._lease = lease
-        self._begin()
-        lease.settle = self.settle_leftovers
-        lease.forked.append(self._begin)
-
-    def _begin(self) -> None:
-        """Start with nothing to settle; so does a forked child."""
         self._unsettled: dict[str, tuple[list[Change], CallRecord, Ended]] = {}
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
+        lease.settle = self.settle_leftovers
+        lease.forked.append(self._unsettled.clear)
 
     async def __call__(self, call: Call) -> Result:
         """Claim, run and settle ``call``, or answer it from its record."""
@@ -338,6 +336,8 @@ class Ledger:
         record = claim.record
 
         async def next_attempt() -> None:
+            if not owner.is_self(record.owner):
+                raise _fenced(call, record)
             after, audit = transitions.move_call(
                 claim.record, CallEvent.ATTEMPT, now_us(), attempts=claim.record.attempts + 1
             )
@@ -374,6 +374,8 @@ class Ledger:
 
     def _settle(self, call: Call, claim: _Claim, ended: Ended) -> CallRecord:
         record = claim.record
+        if not owner.is_self(record.owner):  # forked inside the body: its end is for the parent to record
+            return record
         after, audit = transitions.move_call(
             record,
             _ENDINGS[ended.state],
@@ -396,6 +398,11 @@ class Ledger:
 
     def _save_mark(self, call: Call, claim: _Claim) -> None:
         """The second mark, on disk before the request is sent; raises if the call was taken over."""
+        if not owner.is_self(claim.record.owner):
+            raise ConfigurationError(
+                f"tool {call.tool.name!r}: sending() was called in a process that was forked inside its body; call it "
+                "before the fork"
+            )
         after, audit = transitions.move_call(claim.record, CallEvent.SENDING, now_us())
         if not self._store.commit([CallChange(after, audit, claim.record.version)], synced=True):
             raise _fenced(call, claim.record)

@@ -37,6 +37,11 @@ LATE: Final = "late result"
 _NOBODY_SAID: Final = "nobody said what it returned"
 
 
+def happened_after_all(rows: Sequence[AuditRow]) -> bool:
+    """Whether a call was taken for failed and its late result is the last that is known of it."""
+    return bool(rows) and rows[-1].event == CallEvent.SUCCEED and rows[-1].from_state == CallState.FAILED
+
+
 class Resolution(StrEnum):
     """What a person can say of a call."""
 
@@ -161,11 +166,12 @@ _DECISIONS: Final = {
 
 
 def decided_by_hand(
-    record: CallRecord, resolution: Resolution, *, result: Any, over: bool
+    record: CallRecord, resolution: Resolution, *, result: Any, over: bool, late: bool
 ) -> tuple[CallEvent, dict[str, Any]]:
     """The event of a person's decision and what it records; raises ``ResolutionError`` if it does not fit.
 
-    ``over``: the call's run does not go on, so what is undone by hand is not run again in it.
+    ``over``: the call's run does not go on, so what is undone by hand is not run again in it. ``late``: see
+    ``happened_after_all``.
     """
     if record.phase is Phase.COMPENSATION:
         raise ResolutionError(
@@ -175,6 +181,8 @@ def decided_by_hand(
     undoable = (record.declared_write and over) or record.scope.startswith(DUPLICATE)
     if record.state is CallState.DONE and resolution is Resolution.COMPENSATED and undoable:
         event = CallEvent.UNDONE_BY_HAND
+    if late and resolution is Resolution.HAPPENED and record.result_lost is None and result is NOT_GIVEN:
+        event = CallEvent.ACKNOWLEDGE
     if record.state is CallState.DONE and resolution is Resolution.HAPPENED and record.result_lost is not None:
         event = None if result is NOT_GIVEN else CallEvent.SUPPLY_RESULT
     if event is None:

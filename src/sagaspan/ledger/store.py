@@ -224,6 +224,9 @@ class Store(Protocol):
     def calls_in_scope(self, prefix: str, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
         """Calls of a namespace (None: of all) whose scope starts with ``prefix``, newest first."""
 
+    def late_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are done after they were ``failed``, and nothing came after that."""
+
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
 

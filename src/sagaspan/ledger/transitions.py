@@ -36,6 +36,7 @@ class CallEvent(StrEnum):
     UNDONE_BY_HAND = "undone_by_hand"
     SUPPLY_RESULT = "supply_result"
     DUPLICATE_EFFECT = "duplicate_effect"
+    ACKNOWLEDGE = "acknowledge"
 
 
 class RunEvent(StrEnum):
@@ -76,6 +77,7 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.NEEDS_HUMAN, _E.SUCCEED): _C.DONE,
     (_C.FAILED, _E.SUCCEED): _C.DONE,
     (_C.DONE, _E.SUPPLY_RESULT): _C.DONE,  # it happened, and now also its result is known
+    (_C.DONE, _E.ACKNOWLEDGE): _C.DONE,  # a person has seen that it happened after all
     # A probe or a person says that it did not happen.
     (_C.UNKNOWN, _E.DISPROVE): _C.FAILED,
     (_C.NEEDS_HUMAN, _E.DISPROVE): _C.FAILED,
@@ -130,6 +132,9 @@ RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
     (_R.COMPENSATING, _V.COMPENSATE): _R.COMPENSATING,
     # Undoing again tries what could not be undone before.
     (_R.PARTIALLY_COMPENSATED, _V.COMPENSATE): _R.COMPENSATING,
+    (_R.FAILED, _V.COMPENSATE): _R.COMPENSATING,
+    # A late result shows that something happened that the rollback did not know of.
+    (_R.COMPENSATED, _V.PARTIALLY_COMPENSATED): _R.PARTIALLY_COMPENSATED,
     (_R.COMPENSATING, _V.FAIL): _R.FAILED,
     (_R.COMPENSATING, _V.COMPENSATED): _R.COMPENSATED,
     (_R.COMPENSATING, _V.PARTIALLY_COMPENSATED): _R.PARTIALLY_COMPENSATED,

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sagaspan import _fork as fork
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreError, StoreUnavailable
@@ -34,7 +35,7 @@ from sagaspan.ledger.records import (
 from sagaspan.ledger.store import SAVED, CallChange, Change, Commit, LockChange, RunChange
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_budgets as budgets
-from sagaspan.stores._migrate import current_version, migrate
+from sagaspan.stores._migrate import current_version, migrate, migrations
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 
 BUSY_SECONDS: Final = 10.0
@@ -42,6 +43,8 @@ BUSY_SECONDS: Final = 10.0
 
 PRIMED_BYTES: Final = 4_200_000
 """Past ``wal_autocheckpoint`` (1000 pages): a WAL that never grows while it is written commits a third faster."""
+
+migrations("sqlite")  # read now: a process that is forked in its first call must not meet imports halfway
 
 _CALLS: Final = ", ".join(columns.CALL_COLUMNS)
 _RUNS: Final = ", ".join(columns.RUN_COLUMNS)
@@ -52,34 +55,35 @@ _BUDGETS: Final = ", ".join(columns.BUDGET_COLUMNS)
 _LIMITS: Final = ", ".join(f"l.{name}" for name in columns.LIMIT_COLUMNS)
 
 
-_inherited: Final[list[sqlite3.Connection]] = []
-"""Connections of a parent process: SQLite forbids a forked child even to close them."""
+FORK_SECONDS: Final = 15.0
+"""How long a fork waits for who is in the middle of SQLite; longer than a statement waits for another process."""
 
 _stores: Final[weakref.WeakSet[SqliteStore]] = weakref.WeakSet()
-
-
-_forking: Final[list[SqliteStore]] = []
+_forking: Final = threading.local()
+_inherited: Final[list[sqlite3.Connection]] = []
+"""Connections that could not be closed before a fork: a child must not touch them, not even to close them."""
 
 
 def _before_fork() -> None:
-    """Let nobody be in the middle of SQLite: its own locks would stay taken in the child for ever."""
-    _forking[:] = _stores
-    for store in _forking:
-        store._lock.acquire()  # noqa: SLF001 - the same room
+    """Close every connection, so that SQLite knows of no open file in the child.
+
+    It keeps locks by process in its memory, and a child inherits that memory but no lock: a child that opened the
+    ledger would hold nothing, and the last of its parent's processes to close would delete the WAL under it.
+    """
+    _forking.closed = [store for store in sorted(_stores, key=id) if store._close_to_fork()]  # noqa: SLF001 - one room
 
 
 def _after_fork_in_parent() -> None:
-    for store in _forking:
+    for store in _forking.closed:
         store._lock.release()  # noqa: SLF001 - the same room
 
 
 def _after_fork_in_child() -> None:
-    for store in _forking:
-        store._begin()  # noqa: SLF001 - the same room
+    for store in list(_stores):
+        store._begin_in_child(closed=store in _forking.closed)  # noqa: SLF001 - the same room
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+fork.hooks(before=_before_fork, in_parent=_after_fork_in_parent, in_child=_after_fork_in_child)
 
 
 def _marks(names: Sequence[str]) -> str:
@@ -139,6 +143,16 @@ with recursive known (found) as (
 )
 select found from known where found is not null
 """
+_LATE: Final = """
+state = 'done' and id in (
+  select call_id from audit as late
+   where event = 'succeed' and from_state = 'failed'
+     and not exists (select 1 from audit as later
+                      where later.namespace = late.namespace and later.run_id = late.run_id
+                        and later.call_id = late.call_id and later.seq > late.seq))
+"""
+"""Found by the partial index ``audit_late``."""
+
 _FORGET_LEASES: Final = f"""
 delete from owners
  where until_us < ?
@@ -192,18 +206,31 @@ class SqliteStore:
         self._never_sync = durability == "off"  # for tests: survives its process, not a power cut
         self._create = create
         self._mountinfo = mountinfo
+        self._lock = fork.new_lock()
+        self._queue: deque[_Request] = deque()
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-        self._begin()
+        self._usable = True
         _stores.add(self)
 
-    def _begin(self) -> None:
-        """Start with nothing open and nobody waiting; so does a forked child, whatever its parent was doing."""
+    def _close_to_fork(self) -> bool:
+        """Close the connection, and let nobody open it before ``_lock`` is released; False if it stays in use."""
+        if not self._lock.acquire(timeout=FORK_SECONDS):
+            return False
+        try:
+            self._close()
+        except sqlite3.Error:
+            self._lock.release()
+            return False
+        return True
+
+    def _begin_in_child(self, *, closed: bool) -> None:
+        """Start with nothing open and nobody waiting, whatever the parent was doing."""
+        self._queue = deque()
+        self._usable = closed
         if self._connection is not None:
             _inherited.append(self._connection)
-        self._lock = threading.Lock()
-        self._queue: deque[_Request] = deque()
-        self._connection = None
+            self._connection = None
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -397,6 +424,11 @@ class SqliteStore:
         after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return self._calls(f"{where} order by seq desc limit ?", (*names, prefix, after, limit))
 
+    def late_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are done after they were ``failed``, and nothing came after that."""
+        within, of = _within(namespace)
+        return self._calls(f"{_LATE}{within} order by seq desc limit ?", (*of, limit))
+
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
         query = f"select {_AUDIT} from audit where namespace = ? and run_id = ? order by seq"  # noqa: S608
@@ -417,9 +449,13 @@ class SqliteStore:
     def close(self) -> None:
         """Close the connection; the next use opens it again."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+            self._close()
+            self._file = None
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     # -- the connection ------------------------------------------------------------------------------------
 
@@ -473,6 +509,13 @@ class SqliteStore:
         return f"{self.path.as_uri()}?immutable=1" if immutable else self.path.as_uri()
 
     def _open(self) -> sqlite3.Connection:
+        if not self._usable:
+            raise StoreUnavailable(
+                f"this process was forked while its parent was in the middle of the ledger {self.path}, and cannot use "
+                "it; fork while nothing is being written, or start processes with spawn"
+            )
+        if self._file is not None:  # closed for a fork, not by its user: it must still be the same file
+            self._check_in_place()
         refuse_network_files(self.path, self._mountinfo)
         self._prepare_file()
         connection = sqlite3.connect(
