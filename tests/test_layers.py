@@ -18,7 +18,7 @@ BASE = {
     "_owner", "_home",
 }  # fmt: skip
 DATA = BASE | {
-    "expressions", "policy", "_compensation", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
+    "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
     "_spans",
 }  # fmt: skip
 ALLOWED = {
@@ -32,7 +32,8 @@ ALLOWED = {
     "_home": {"exceptions"},
     "expressions": {"exceptions"},
     "_backends": {"_clock"},
-    "policy": {"exceptions", "_declared"},
+    "policy": {"exceptions", "_declared", "rate"},
+    "_cost": {"exceptions", "amounts", "_compensation"},
     "_declared": {"exceptions"},
     "amounts": {"exceptions"},
     "budget": {"exceptions", "_declared", "amounts"},
@@ -44,8 +45,8 @@ ALLOWED = {
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions"},
     "_probe": {"exceptions", "_compensation"},
-    "_tool": {"exceptions", "expressions", "policy", "_compensation", "_probe"},
-    "_call": {"exceptions", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
+    "_tool": {"exceptions", "expressions", "policy", "_compensation", "_cost", "_probe"},
+    "_call": {"exceptions", "amounts", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
     "_context": set(),
     "_middleware": {"_call"},
     "ledger": DATA | {"ledger", "_outcome"},
@@ -60,9 +61,11 @@ ALLOWED = {
     "_engine": DATA | {"ledger", "middleware"},
     "_recovery": DATA | {"ledger", "_alone", "_endings", "_retries", "_rollback", "_saga"},
     "_run": DATA | {"ledger", "_endings", "_rollback", "_saga", "_undo"},
+    "_usage": BASE | {"ledger"},
     "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
     "_adapters": {"exceptions"},
-    "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_views"},
+    "_guard": DATA
+    | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_usage", "_views"},
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
     "telemetry": {"exceptions", "semconv", "telemetry", "_fork", "_home"},
     "index": {"exceptions", "semconv", "index"},
