@@ -18,8 +18,8 @@ BASE = {
     "_owner", "_home",
 }  # fmt: skip
 DATA = BASE | {
-    "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
-    "_spans",
+    "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
+    "_middleware", "_signals", "_spans",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -33,6 +33,8 @@ ALLOWED = {
     "expressions": {"exceptions"},
     "_backends": {"_clock"},
     "policy": {"exceptions", "_declared", "rate"},
+    "_signals": {"loops", "ledger.records"},
+    "_loops": BASE | {"_signals", "middleware.loop"},
     "_cost": {"exceptions", "amounts", "_compensation"},
     "_declared": {"exceptions"},
     "amounts": {"exceptions"},
@@ -46,7 +48,7 @@ ALLOWED = {
     "_compensation": {"exceptions"},
     "_probe": {"exceptions", "_compensation"},
     "_tool": {"exceptions", "expressions", "policy", "_compensation", "_cost", "_probe"},
-    "_call": {"exceptions", "amounts", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
+    "_call": {"exceptions", "amounts", "_signals", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
     "_context": set(),
     "_middleware": {"_call"},
     "ledger": DATA | {"ledger", "_outcome"},
@@ -65,7 +67,19 @@ ALLOWED = {
     "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
     "_adapters": {"exceptions"},
     "_guard": DATA
-    | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_usage", "_views"},
+    | {
+        "ledger",
+        "stores",
+        "_engine",
+        "_run",
+        "_rollback",
+        "_undo",
+        "_recovery",
+        "_adapters",
+        "_loops",
+        "_usage",
+        "_views",
+    },
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
     "telemetry": {"exceptions", "semconv", "telemetry", "_fork", "_home"},
     "index": {"exceptions", "semconv", "index"},

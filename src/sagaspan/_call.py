@@ -10,6 +10,7 @@ from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, Tracer
 
 from sagaspan._backends import Backend, Finished
 from sagaspan._compensation import Compensation
+from sagaspan._signals import Signals
 from sagaspan._tool import Tool
 from sagaspan.amounts import Unit
 from sagaspan.exceptions import ConfigurationError
@@ -51,7 +52,8 @@ class Call:
     ``invoke`` runs the unguarded body with all arguments by name (an awaitable if the tool is async). ``run`` is the
     run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of it.
     ``under`` is the id of the run under whose locks it works, if any: of a call that a compensation makes, the run that
-    is undone. ``purse`` are the scopes of its runs with their budgets.
+    is undone. ``purse`` are the scopes of its runs with their budgets, ``signals``
+    what its run's calls brought of late.
     """
 
     id: str
@@ -66,6 +68,7 @@ class Call:
     run: RunRecord
     under: str | None = None
     purse: Purse = ()
+    signals: Signals = field(default_factory=Signals)
     resumed: bool = False
     replaying: bool = False
     occurrence: int = 0

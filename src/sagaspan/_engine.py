@@ -22,6 +22,7 @@ from sagaspan._compensation import Compensation, compensation_of, same_callable
 from sagaspan._context import current_call, current_run
 from sagaspan._middleware import Middleware, compose
 from sagaspan._probe import Probe
+from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._tool import Tool
 from sagaspan.budget import Budget
@@ -29,6 +30,7 @@ from sagaspan.exceptions import (
     ApprovalPending,
     BudgetExceeded,
     ConfigurationError,
+    LoopDetected,
     PolicyDenied,
     Refused,
     StoreUnavailable,
@@ -52,6 +54,7 @@ from sagaspan.ledger.records import SESSION, CallRecord, CallState, Phase, RunRe
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.middleware.budget import BudgetMiddleware
+from sagaspan.middleware.loop import LoopMiddleware
 from sagaspan.middleware.replay import ReplayMiddleware
 from sagaspan.middleware.saga import SagaMiddleware
 from sagaspan.middleware.telemetry import TelemetryMiddleware
@@ -110,6 +113,7 @@ class Engine:
         self._warned: set[str] = set()
         self._middleware = tuple(middleware)
         self._innermost: tuple[Middleware, ...] = ()
+        self.signals = Signals()
         self._work_on(store)
 
     def _work_on(self, store: Store) -> None:
@@ -128,6 +132,7 @@ class Engine:
         layers: list[Middleware] = [
             TelemetryMiddleware(self.tracer),
             *self._middleware,
+            LoopMiddleware(),
             ReplayMiddleware(endpoint.serve),
             BudgetMiddleware(),
             SagaMiddleware(self.compensation_for),
@@ -256,7 +261,7 @@ class Engine:
                 result = await self._onion(call)
             except (Refused, StoreUnavailable) as error:
                 run.did_not_happen(call)
-                if isinstance(error, BudgetExceeded):
+                if isinstance(error, BudgetExceeded) or (isinstance(error, LoopDetected) and error.stops):
                     run.doom(error)
                 raise
             if result.state is CallState.FAILED:
@@ -320,6 +325,7 @@ class Engine:
             run=record,
             under=_under(run, parent),
             purse=((f"run:{record.id}", self.budget),) if run is None else run.purse,
+            signals=self.signals if run is None else run.signals,
             resumed=run is not None and run.goes_on_from_before,
             replaying=run is not None and run.replaying,
             occurrence=occurrence,

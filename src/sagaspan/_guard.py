@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 from opentelemetry.trace import TracerProvider
 
 from sagaspan import _owner as owner
-from sagaspan import codecs
+from sagaspan import codecs, loops
 from sagaspan._adapters import find_adapter
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
@@ -23,6 +23,7 @@ from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._engine import Engine, Origin, call_sync
+from sagaspan._loops import check_loop
 from sagaspan._middleware import Middleware
 from sagaspan._recovery import Recoverer, Recovery
 from sagaspan._rollback import Undone
@@ -358,6 +359,15 @@ class Guard:
     async def aset_budget(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
         """As ``set_budget``, for asynchronous callers."""
         await ASYNCIO.io(self.set_budget, scope, budget, actor=actor)
+
+    def check_loop(self, tool: str, args: Mapping[str, Any] | None = None, *, allowed: int = loops.ALLOWED) -> None:
+        """Count a call of ``tool`` that this guard does not make; raises ``LoopDetected`` after ``allowed`` equal ones.
+
+        Counted are equal calls among the latest 64 of the run in force (else of this guard's session), with whatever
+        result; the error has ``count`` and ``signature``.
+        """
+        run = self.current_run()
+        check_loop(self._engine.signals if run is None else run.signals, tool, args or {}, allowed)
 
     def usage(
         self,

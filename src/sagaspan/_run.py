@@ -30,11 +30,13 @@ from sagaspan._compensation import same_callable
 from sagaspan._context import current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone
+from sagaspan._signals import Signals
 from sagaspan._tool import Tool
 from sagaspan.exceptions import (
     BudgetExceeded,
     CompensationFailed,
     ConfigurationError,
+    LoopDetected,
     RunClosed,
     RunInProgress,
     StoreError,
@@ -81,6 +83,7 @@ class Run:
         self._outer = outer
         self._unnamed = unnamed
         self._on_budget = on_budget
+        self.signals = Signals()
         self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
         self._entered = False
         self._process = 0
@@ -324,7 +327,7 @@ class Run:
     def doom(self, error: BaseException) -> None:
         """A critical step failed: the run stops and is compensated even if somebody swallows ``error``."""
         self._doomed = self._doomed or error
-        if self._outer is not None and isinstance(error, BudgetExceeded):
+        if self._outer is not None and isinstance(error, BudgetExceeded | LoopDetected):
             self._outer.doom(error)
 
     # -- entering and leaving ------------------------------------------------------------------------------------
@@ -344,6 +347,8 @@ class Run:
         self.record, self.resumed, self.replaying = entered.record, entered.resumed, entered.replaying
         self._span, self._entered = span, True
         self._uncertain = entered.resumed
+        if self.resumed and not self.replaying:
+            self.signals.load(await backend.io(self.engine.store.calls_of, self.record.namespace, self.record.id))
         self.engine.open_runs += 1
         if output is not None:
             self.output = output

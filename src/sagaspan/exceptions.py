@@ -109,12 +109,18 @@ class RateLimited(Refused):
 
 
 class LoopDetected(Refused):
-    """The same call with the same result, over and over, or a call that would wait for its own ancestor."""
+    """The same call with the same result, over and over, or a call that would wait for its own ancestor.
 
-    def __init__(self, message: str, *, signature: str, count: int, call: CallInfo | None = None) -> None:
+    ``stops``: it was refused for the third time, and the run ends with it.
+    """
+
+    def __init__(
+        self, message: str, *, signature: str, count: int, stops: bool = False, call: CallInfo | None = None
+    ) -> None:
         super().__init__(message, call=call)
         self.signature = signature
         self.count = count
+        self.stops = stops
 
 
 class KeyConflict(Refused):

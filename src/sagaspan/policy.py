@@ -87,6 +87,7 @@ class Policy(DeclaredModel):
                     it is asked before the call for the most it can cost (``result`` is None then), and after it
     ``rate``        ``"10/minute"``: calls of this tool by all processes together; more are refused (``RateLimited``)
     ``max_calls``   at most so many calls of this tool a run
+    ``loop``        how many equal calls with equal results in a row a run may make (5); ``False``: any number
     ``critical``    True: a failure stops the agent and compensates; False: it is returned as data
     ==============  ===================================================================================
 
@@ -111,6 +112,7 @@ class Policy(DeclaredModel):
     cost: str | Callable[..., Any] | None = None
     rate: Annotated[Rate | None, BeforeValidator(_as_rate)] = None
     max_calls: Annotated[int | None, Field(ge=1)] = None
+    loop: Annotated[int, Field(ge=1)] | Literal[False] | None = None
     critical: bool | None = None
 
     def replace(self, **fields: Any) -> Self:

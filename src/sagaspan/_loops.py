@@ -1,0 +1,27 @@
+"""``guard.check_loop``: counting calls that are made outside the guard, as AgentFuse does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sagaspan import codecs, loops
+from sagaspan._clock import now_us
+from sagaspan._signals import Signals
+from sagaspan.exceptions import ConfigurationError
+from sagaspan.keys import fingerprint
+from sagaspan.middleware.loop import refusal
+
+
+def check_loop(signals: Signals, tool: str, args: Mapping[str, Any], allowed: int) -> None:
+    """Count one call; raises ``LoopDetected`` if it is one too many, or ``ConfigurationError``."""
+    try:
+        digest = fingerprint([tool, codecs.to_json(dict(args))])
+    except codecs.Unencodable as problem:
+        raise ConfigurationError(f"check_loop({tool!r}): its arguments cannot be compared: {problem}") from problem
+    verdict = loops.judge_count(signals.ring, tool, digest, allowed=allowed, refusals=signals.refusals)
+    if verdict is not None:
+        signals.refusals += 1
+        raise refusal(tool, verdict)
+    now = now_us()
+    signals.ring = loops.after(signals.ring, loops.Signal(tool, digest, None, None, now, now))

@@ -1,0 +1,64 @@
+"""Loop: a call that would go on with a loop is refused; polling is slowed, never refused (rule book (f)).
+
+It stands outside Replay, so that repeats which the ledger answers count too. What a resumed run is served of its
+earlier incarnations does not: that was counted when it happened.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from sagaspan import loops
+from sagaspan._call import Call, Result
+from sagaspan._clock import now_us
+from sagaspan._middleware import CallNext
+from sagaspan.exceptions import LoopDetected
+
+_log = logging.getLogger("sagaspan")
+
+
+class LoopMiddleware:
+    """``allowed`` is how often an equal call may bring an equal result where the policy does not say; False: any."""
+
+    def __init__(self, allowed: int | bool = loops.ALLOWED) -> None:
+        self._allowed = allowed
+
+    async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
+        allowed = self._allowed if call.tool.policy.loop is None else call.tool.policy.loop
+        signals, args = call.signals, call.key.fingerprint
+        if signals.may_repeat(args) and allowed is not False:
+            await self._look(call, args, int(allowed))
+        result = await call_next(call)
+        if result.executed or result.record.started_us >= call.run.started_us:
+            signals.add(result.record, counts=allowed is not False)
+            if allowed is not False:
+                _nudge(call, loops.observe(signals.ring, allowed=int(allowed)))
+        return result
+
+    async def _look(self, call: Call, args: str, allowed: int) -> None:
+        """Refuse what goes in circles, slow what polls."""
+        signals, tool, now = call.signals, call.tool.name, now_us()
+        verdict = loops.judge(signals.ring, tool, args, now, allowed=allowed, refusals=signals.refusals)
+        if verdict is not None:
+            signals.refusals += 1
+            raise refusal(tool, verdict)
+        delay = loops.poll_delay(loops.polls(signals.ring, tool, args, now))
+        if delay:
+            await call.sleep(delay)
+
+
+def refusal(tool: str, verdict: loops.Verdict) -> LoopDetected:
+    """The error of a call of ``tool`` that a verdict refuses."""
+    stops = verdict.step is loops.Step.STOP
+    end = " This was the third time, so the run stops." if stops else ""
+    return LoopDetected(
+        f"tool {tool!r} did not run: {verdict.advice}{end} (loop=False, or a larger number, allows it)",
+        signature=verdict.signature,
+        count=verdict.count,
+        stops=stops,
+    )
+
+
+def _nudge(call: Call, verdict: loops.Verdict | None) -> None:
+    if verdict is not None:
+        _log.warning("run %r: %s", call.run.id, verdict.advice)
