@@ -20,7 +20,7 @@ class CallChange:
     """Save ``record`` if its row is still at ``expected_version`` (0: if its key is free).
 
     ``claims``: only while its run is at ``run_epoch`` and ``running``, and the record takes the next place in the
-    claim order.
+    claim order. ``run_id``: the run that claims it, if that is not the record's own (which may be over by then).
     """
 
     record: CallRecord
@@ -28,6 +28,7 @@ class CallChange:
     expected_version: int = 0
     claims: bool = False
     run_epoch: int = 0
+    run_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
