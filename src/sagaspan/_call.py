@@ -52,8 +52,10 @@ class Call:
     ``invoke`` runs the unguarded body with all arguments by name (an awaitable if the tool is async). ``run`` is the
     run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of it.
     ``under`` is the id of the run under whose locks it works, if any: of a call that a compensation makes, the run that
-    is undone. ``purse`` are the scopes of its runs with their budgets, ``signals``
-    what its run's calls brought of late.
+    is undone. ``purse`` are the scopes of its runs with their budgets, ``signals`` what its run's
+    calls brought of late.
+    ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
+    whose body this one is made.
     """
 
     id: str
@@ -77,6 +79,8 @@ class Call:
     tool_call_id: str | None = None
     agent: str | None = None
     ancestors: tuple[str, ...] = ()
+    scheduled: CallRecord | None = None
+    sent_with: str | None = None
     span: Span = INVALID_SPAN
     tracer: Tracer = _NO_TRACER
     declared: Declared = Declared()
@@ -129,7 +133,8 @@ class Call:
 class Result:
     """How a claimed call ended: ``value``, or the ``error`` that its body raised.
 
-    ``outcome`` is ``executed``, ``replayed``, ``joined`` or ``unrecorded`` (``semconv.IDEMPOTENCY_OUTCOME``). Refusals
+    ``outcome`` is ``executed``, ``replayed``, ``joined``, ``scheduled`` or ``unrecorded``
+    (``semconv.IDEMPOTENCY_OUTCOME``). Refusals
     are raised instead: a refused call has no result.
     """
 

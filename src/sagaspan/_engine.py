@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span, TracerProvider
 
@@ -43,6 +43,7 @@ from sagaspan.keys import (
     fingerprint,
     idempotency_key,
     run_scope,
+    sent_scope,
 )
 from sagaspan.ledger import transitions
 from sagaspan.ledger.fail_open import FailOpen, Outage, may_run_unrecorded, unrecorded
@@ -65,8 +66,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sagaspan")
 REMEMBERED: Final = 10_000
-"""How many of the latest calls keep hold of the compensation they were made with."""
+"""How many of the latest calls keep hold of the functions they were made with."""
 
+T = TypeVar("T")
 Invoke = Callable[[Mapping[str, Any]], Any]
 
 
@@ -109,6 +111,8 @@ class Engine:
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
         self._made_with: dict[str, Compensation] = {}
         self._probes: dict[str, Probe] = {}
+        self._deferred: dict[tuple[str, bool], Tool | None] = {}
+        self._scheduled_with: dict[str, Tool] = {}
         self._lock = fork.new_lock()
         self._warned: set[str] = set()
         self._middleware = tuple(middleware)
@@ -139,6 +143,8 @@ class Engine:
             *self._innermost,
         ]
         self._onion = compose(layers, endpoint)
+        # What a deferred call asks of the layers it was asked when it was scheduled.
+        self._sending = compose([TelemetryMiddleware(self.tracer), *self._innermost], self._ledger.send)
 
     @property
     def no_span(self) -> Span:
@@ -160,10 +166,14 @@ class Engine:
         self.prepare(tool)
 
     def prepare(self, tool: Tool) -> None:
-        """Remember what undoes and what probes calls of ``tool``.
+        """Remember what undoes and what probes calls of ``tool``, and what sends them if they are deferred.
 
         A compensation named by a string is looked up before the next body runs.
         """
+        if tool.policy.defer:
+            known = self._deferred.get((tool.name, tool.is_async), tool)
+            same = known is not None and same_callable(known.function, tool.function)
+            self._deferred[tool.name, tool.is_async] = tool if same else None
         if tool.probe is not None:
             self._probes[tool.name] = tool.probe
         if tool.compensation is not None:
@@ -174,11 +184,11 @@ class Engine:
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """Forget what was declared within if it fails: half a wrapped agent must not get in the way of another."""
-        before = dict(self.tools), set(self._unresolved), dict(self._compensations)
+        before = dict(self.tools), set(self._unresolved), dict(self._compensations), dict(self._deferred)
         try:
             yield
         except BaseException:
-            self.tools, self._unresolved, self._compensations = before
+            self.tools, self._unresolved, self._compensations, self._deferred = before
             raise
 
     def _know(self, tool: str, compensation: Compensation) -> None:
@@ -202,12 +212,17 @@ class Engine:
                 _log.warning("%s", error)
         return self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
 
-    def _remember(self, call_id: str, compensation: Compensation | None) -> None:
-        """A call is undone with the very compensation it was made with, whatever was declared under its name since."""
-        if compensation is not None:
-            self._made_with[call_id] = compensation
-            while len(self._made_with) > REMEMBERED:
-                self._made_with.pop(next(iter(self._made_with)), None)
+    def find_deferred(self, call: CallRecord) -> Tool | None:
+        """The tool that sends a recorded call, or None."""
+        same_name = (self._deferred.get((call.tool, is_async)) for is_async in (False, True))
+        return self._scheduled_with.get(call.id) or next((tool for tool in same_name if tool is not None), None)
+
+    def _remember(self, tool: Tool, result: Result) -> None:
+        """A call is undone and sent with the very functions it was made with, whatever has their names since."""
+        if tool.policy.compensate is not None and (compensation := self.compensation_for(tool)) is not None:
+            _keep(self._made_with, result.record.id, compensation)
+        if result.state is CallState.SCHEDULED:
+            _keep(self._scheduled_with, result.record.id, tool)
 
     def find_probe(self, call: CallRecord) -> Probe | None:
         """The probe registered for a recorded call, or None."""
@@ -250,6 +265,11 @@ class Engine:
             self._resolve_names()
         run = self.run_in_force(backend, tool)
         if run is None:
+            if tool.policy.defer:
+                raise PolicyDenied(
+                    f"tool {tool.name!r} is deferred until its run completes, and was called outside a run, where "
+                    "nothing completes; use with guard.run(...)"
+                )
             return self._deliver(
                 tool,
                 None,
@@ -266,9 +286,35 @@ class Engine:
                 raise
             if result.state is CallState.FAILED:
                 run.did_not_happen(call)
-            elif tool.policy.compensate is not None:
-                self._remember(result.record.id, self.compensation_for(tool))
+            elif tool.policy.compensate is not None or tool.policy.defer:
+                self._remember(tool, result)
+            if tool.policy.defer:
+                run.waits_to_send()
             return self._deliver(tool, run, result)
+
+    async def send(self, tool: Tool, record: CallRecord, run: RunRecord, backend: Backend) -> Result:
+        """Send the deferred call ``record`` for ``run``, from its record alone; raises as ``Ledger.send``."""
+        return await self._sending(
+            Call(
+                id=record.id,
+                tool=tool,
+                arguments=codecs.decode(record.arguments),
+                invoke=tool.send or tool.invoke,
+                encoded=record.arguments,
+                key=CallKey(
+                    source=KeySource(record.key_source),
+                    scope=record.scope,
+                    value=record.key,
+                    fingerprint=record.fingerprint,
+                ),
+                generation=record.generation,
+                idempotency_key=record.idempotency_key,
+                run=run,
+                backend=backend,
+                tool_call_id=record.tool_call_id,
+                scheduled=record,
+            )
+        )
 
     def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
         """The run that a call made here belongs to; None is the session. Raises ``RunError``, ``PolicyDenied``."""
@@ -308,17 +354,21 @@ class Engine:
     ) -> Call:
         record = self._session_of(tool) if run is None else run.record
         plain = _plain(tool, arguments)
+        encoded = codecs.dump(plain)
+        if tool.policy.defer:
+            _check_comes_back(tool, arguments, encoded)
         parent = current_call.get()
         if parent is not None and parent.run.namespace != self.namespace:
             parent = None
-        key, occurrence = self._key(tool, arguments, plain, record, run)
+        sent_with = None if parent is None else parent.sent_with if parent.scheduled is None else parent.id
+        key, occurrence = self._key(tool, arguments, plain, record, run, sent_with)
         return Call(
             id=new_id(now_us()),
             tool=tool,
             arguments=arguments,
             context=context,
             invoke=invoke,
-            encoded=codecs.dump(plain),
+            encoded=encoded,
             key=key,
             generation=0,
             idempotency_key=idempotency_key(self.namespace, key.scope, tool.name, key.value, 0),
@@ -333,6 +383,7 @@ class Engine:
             tool_call_id=origin.tool_call_id,
             agent=origin.agent,
             ancestors=() if parent is None else (*parent.ancestors, parent.id),
+            sent_with=sent_with,
         )
 
     def _key(
@@ -342,6 +393,7 @@ class Engine:
         plain: Mapping[str, Any],
         record: RunRecord,
         run: Run | None,
+        sent_with: str | None,
     ) -> tuple[CallKey, int]:
         digest = fingerprint([tool.name, plain])
         if tool.policy.key is not None:
@@ -350,11 +402,11 @@ class Engine:
         if run is None:
             scope = run_scope(record.id, 0)
             return CallKey(source=KeySource.UNIQUE, scope=scope, value=new_id(now_us()), fingerprint=digest), 0
-        occurrence = run.occurrence(tool.name, digest)
+        occurrence = run.occurrence(tool.name, digest, sent_with)
         if tool.policy.repeat_rule != "new":
             run.check_same(tool, digest)
         number = occurrence if tool.policy.repeat_rule == "new" else 0
-        scope = run_scope(record.id, record.generation)
+        scope = run_scope(record.id, record.generation) if sent_with is None else sent_scope(sent_with)
         value = digest if number == 0 else f"{digest}.{number}"
         return CallKey(source=KeySource.CONTENT, scope=scope, value=value, fingerprint=digest), occurrence
 
@@ -487,6 +539,11 @@ def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             plain[name] = codecs.to_json(value, name)
         except codecs.Unencodable as problem:
+            if tool.policy.defer:
+                raise ConfigurationError(
+                    f"tool {tool.name!r} is deferred and was not scheduled: its argument {problem}, so it could not be "
+                    "sent from its record. Pass plain data"
+                ) from problem
             if tool.policy.key is None:
                 raise ConfigurationError(
                     f"tool {tool.name!r} did not run: its argument {problem}. Pass plain data, or declare key= to "
@@ -494,6 +551,25 @@ def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 ) from problem
             plain[name] = codecs.unrecorded(problem)
     return plain
+
+
+def _check_comes_back(tool: Tool, arguments: Mapping[str, Any], encoded: str) -> None:
+    """Refuse arguments that the body would get as something else when it is sent from its record."""
+    recorded = codecs.decode(encoded)
+    for name, value in arguments.items():
+        where = codecs.differs(value, recorded[name], name)
+        if where is not None:
+            raise ConfigurationError(
+                f"tool {tool.name!r} is deferred and was not scheduled: its argument {where} is a "
+                f"{type(value).__qualname__}, which its record gives back as something else. Pass plain data"
+            )
+
+
+def _keep(memory: dict[str, T], call_id: str, thing: T) -> None:
+    """Remember ``thing`` for the latest calls."""
+    memory[call_id] = thing
+    while len(memory) > REMEMBERED:
+        memory.pop(next(iter(memory)), None)
 
 
 def _business_key(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -14,6 +14,14 @@ from typing import Final
 _locks: Final[weakref.WeakSet[threading.Lock]] = weakref.WeakSet()
 
 
+_forks = 0
+
+
+def forks() -> int:
+    """How often this process was forked: its children may do things in its runs that it is not told of."""
+    return _forks
+
+
 def new_lock() -> threading.Lock:
     """A lock that is free in a forked child, whoever held it in the parent."""
     lock = threading.Lock()
@@ -37,4 +45,9 @@ def _free_all() -> None:
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001 - as the standard library's own modules do
 
 
-hooks(in_child=_free_all)
+def _count() -> None:
+    global _forks
+    _forks += 1
+
+
+hooks(in_parent=_count, in_child=_free_all)

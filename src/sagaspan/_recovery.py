@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from sagaspan import _completion as completion
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan._alone import undo_alone
@@ -20,8 +21,10 @@ from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
 from sagaspan._retries import ONCE, due_us
 from sagaspan._rollback import Steps, Undone, steps_of
+from sagaspan._run import Run
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.ledger import transitions
+from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import (
     CallInfo,
@@ -34,14 +37,15 @@ from sagaspan.ledger.records import (
     call_info,
     run_info,
 )
+from sagaspan.ledger.resolution import IN_DOUBT, first_sent_us, permitted
 from sagaspan.ledger.store import RunChange
-from sagaspan.ledger.transitions import RunEvent
+from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
 _log = logging.getLogger("sagaspan")
-_ACTED: Final = ("compensated", "held", "needs_human")
+_ACTED: Final = ("completed", "compensated", "held", "needs_human")
 _WANTED_UNDOING: Final = ("error", "aborted", "budget", "loop")
 """Why a run is held that would have been undone at once, had no write been in doubt."""
 
@@ -53,13 +57,15 @@ Progress = Callable[[RunInfo | CallInfo, str], None]
 class Recovery:
     """What a recovery did, or would do; each run is in one of the lists.
 
-    ``compensated``: undone. ``held``: waits for somebody to enter it again. ``needs_human``: a write is in doubt, or
-    could not be undone. ``queued``: a compensation is not registered in this process, so it waits for one that has it.
-    ``waiting``: a compensation failed and is tried again later. ``in_doubt``: calls found without their process.
-    ``alone``: calls that were to be undone by themselves, as they are now: ``compensated``, ``compensation_failed``, or
-    ``compensating`` if they wait for a process that has the compensation.
+    ``completed``: it had ended well, and what was deferred in it is sent now. ``compensated``: undone. ``held``: waits
+    for somebody to enter it again. ``needs_human``: a write is in doubt, could not be undone or, deferred, not be sent.
+    ``queued``: a tool is not registered in this process, so it waits for one that has it. ``waiting``: a compensation
+    failed and is tried again later. ``in_doubt``: calls found without their process. ``alone``: calls that were to be
+    undone by themselves, as they are now: ``compensated``, ``compensation_failed``, or ``compensating`` if they wait
+    for a process that has the compensation.
     """
 
+    completed: tuple[RunInfo, ...] = ()
     compensated: tuple[RunInfo, ...] = ()
     held: tuple[RunInfo, ...] = ()
     needs_human: tuple[RunInfo, ...] = ()
@@ -70,7 +76,16 @@ class Recovery:
 
     def __bool__(self) -> bool:
         return any(
-            (self.compensated, self.held, self.needs_human, self.queued, self.waiting, self.in_doubt, self.alone)
+            (
+                self.completed,
+                self.compensated,
+                self.held,
+                self.needs_human,
+                self.queued,
+                self.waiting,
+                self.in_doubt,
+                self.alone,
+            )
         )
 
 
@@ -155,7 +170,8 @@ class Recoverer:
     def _left_behind(self) -> Iterator[RunRecord]:
         """Runs that nobody is inside of and that go on by themselves: a doubt is over, an undo is tried again."""
         held = self._store.list_runs(states=[RunState.HELD], limit=10_000)
-        yield from (run for run in held if run.namespace == self._engine.namespace and _wanted_undoing(run))
+        mine = (run for run in held if run.namespace == self._engine.namespace)
+        yield from (run for run in mine if run.completing or _wanted_undoing(run))
         seen = set()
         for step in self._store.calls_in(CallState.COMPENSATION_FAILED):
             run = self._rolled_back_run(step)
@@ -201,7 +217,7 @@ class Recoverer:
         run = lost.run
         try:
             if run.state is RunState.HELD:
-                outcome = await self._end_held(run)
+                outcome = await (self._finish_held(run) if run.completing else self._end_held(run))
             elif run.state is RunState.PARTIALLY_COMPENSATED:
                 outcome = await self._undo_again(run)
             elif run.is_session:
@@ -220,6 +236,8 @@ class Recoverer:
         run = lost.run
         if lost.undo and await self._backend.io(self._lacks, run):
             return [(one.run, "queued") for one in _all_of(lost)]
+        if await self._backend.io(self._lacks_tools, run):
+            return [(run, "queued")]
         taken = await saga.take_over(self._engine, run, LOST[lost.verdict], self._backend)
         if taken is None:
             return []
@@ -243,6 +261,12 @@ class Recoverer:
         for call in await self._backend.io(self._store.calls_of, taken.namespace, taken.id):
             if call.state is CallState.RUNNING and call.phase is Phase.FORWARD:
                 await self._engine.resolve_in_doubt(call, self._backend)
+        if taken.completing:
+            return await self._complete(taken)
+        stopped = await completion.send_due(self._engine, taken, in_force=self._in_force(taken), backend=self._backend)
+        if stopped is not None:  # what ``commit()`` let go must be sent before anything else is decided
+            await completion.hold(self._engine, taken, stopped, self._backend)
+            return "needs_human"
         unresolved, _ = await saga.unresolved_of(self._engine, taken, self._backend)
         undo = lost.undo and not unresolved
         # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
@@ -255,6 +279,51 @@ class Recoverer:
         if undone is None:
             return "needs_human" if unresolved else "held"
         return await self._outcome(after, undone)
+
+    async def _complete(self, taken: RunRecord) -> str:
+        """Send what was deferred in a run that has ended well."""
+        _, stopped = await completion.finish(self._engine, taken, in_force=self._in_force(taken), backend=self._backend)
+        if stopped is None:
+            return "completed"
+        return "queued" if stopped.queued else "needs_human"
+
+    async def _finish_held(self, run: RunRecord) -> str | None:
+        """Go on with sending, once what stopped it is decided."""
+        if await self._is_blocked(run, ask=True):
+            return None  # it was reported when it was held; ``sagaspan status`` shows it
+        if await self._backend.io(self._lacks_tools, run):
+            return "queued"
+        taken = await saga.take_over(self._engine, run, "what stopped it is decided", self._backend, reason=None)
+        if taken is None:
+            return None
+        try:
+            return await self._complete(taken)
+        finally:
+            owner.drop(saga.token(self._store, run))
+
+    async def _is_blocked(self, run: RunRecord, *, ask: bool) -> bool:
+        """Whether a deferred call of a held run waits for a person; ``ask`` the probes of those in doubt first."""
+        for call in await self._backend.io(completion.due, self._store, run):
+            if ask:
+                call = await self._engine.resolve_in_doubt(call, self._backend)
+            if await self._backend.io(self._blocks, call):
+                return True
+        return False
+
+    def _blocks(self, call: CallRecord) -> bool:
+        if call.state not in (CallState.FAILED, *IN_DOUBT):
+            return False
+        rows = history(self._store, call)
+        if call.state is CallState.FAILED:  # the service said no; or a probe or a person, that it never got it
+            return rows[-1].event != CallEvent.DISPROVE
+        tool = self._engine.find_deferred(call)
+        harmless = tool is not None and (
+            tool.policy.rerunnable or tool.policy.may_resend(first_sent_us(call, rows), now_us())
+        )
+        return not (harmless or permitted(rows))
+
+    def _in_force(self, taken: RunRecord) -> completion.InForce:
+        return Run.taken_over(self._engine, taken).in_force
 
     async def _end_held(self, run: RunRecord) -> str | None:
         """Undo a run that was held for a doubt, once that is over."""
@@ -296,6 +365,10 @@ class Recoverer:
 
     async def _foreseen(self, lost: _Lost) -> str | None:
         run = lost.run
+        if run.completing:
+            if await self._is_blocked(run, ask=False):
+                return None if run.state is RunState.HELD else "needs_human"
+            return "queued" if await self._backend.io(self._lacks_tools, run) else "completed"
         steps = await self._backend.io(steps_of, self._store, run)
         if steps.unresolved and run.state is not RunState.COMPENSATING:
             return None if run.state is RunState.HELD else "needs_human"
@@ -323,6 +396,12 @@ class Recoverer:
         """
         missing = [self._engine.find_compensation(step) is None for step in steps_of(self._store, run).undoable]
         return any(missing[:1] if run.state is RunState.COMPENSATING else missing)
+
+    def _lacks_tools(self, run: RunRecord) -> bool:
+        """Whether this process cannot send all that is due of a run: one that has the tools does it whole."""
+        if run.state is RunState.COMPENSATING:
+            return False
+        return any(self._engine.find_deferred(call) is None for call in completion.due(self._store, run))
 
     def _not_due(self, steps: Steps) -> set[str]:
         """The steps that could not be undone and are not tried again, or not yet."""
@@ -354,7 +433,9 @@ def _all_of(lost: _Lost) -> Iterator[_Lost]:
 
 
 def _is_undone(run: RunRecord) -> bool:
-    return run.state is RunState.COMPENSATING or run.on_interrupt == "compensate"
+    if run.state is RunState.COMPENSATING:
+        return True
+    return run.on_interrupt == "compensate" and not run.completing
 
 
 def _wanted_undoing(run: RunRecord) -> bool:
@@ -376,6 +457,7 @@ def merged(reports: Iterable[Recovery]) -> Recovery:
     for report in reports:
         whole = replace(
             whole,
+            completed=whole.completed + report.completed,
             compensated=whole.compensated + report.compensated,
             held=whole.held + report.held,
             needs_human=whole.needs_human + report.needs_human,

@@ -28,6 +28,7 @@ from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
 from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info, names_of
+from sagaspan.ledger.resolution import is_unsent
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Policy, Retry
@@ -50,6 +51,7 @@ class Steps:
     not_compensable: tuple[CallRecord, ...]
     unresolved: tuple[CallRecord, ...]
     undeclared: tuple[CallRecord, ...]
+    unsent: tuple[CallRecord, ...]
     undone: bool
 
     @property
@@ -63,7 +65,7 @@ class Undone:
     """What a rollback did, or would do: steps ``undone``, ``failed`` to undo, and ``not_compensable`` by declaration.
 
     ``queued`` steps wait, in their order, for a process in which their compensation is registered; ``undeclared`` ones
-    have no policy that says whether they changed anything.
+    have no policy that says whether they changed anything. ``unsent`` ones were deferred, and are not sent any more.
     """
 
     undone: tuple[CallInfo, ...] = ()
@@ -71,6 +73,7 @@ class Undone:
     not_compensable: tuple[CallInfo, ...] = ()
     queued: tuple[CallInfo, ...] = ()
     undeclared: tuple[CallInfo, ...] = ()
+    unsent: tuple[CallInfo, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -90,6 +93,8 @@ class Undone:
             )
         if self.not_compensable:
             parts.append(f"declared without compensate, so still in force: {_names(self.not_compensable)}")
+        if self.unsent:
+            parts.append(f"deferred and not sent: {_names(self.unsent)}")
         if self.undeclared:
             parts.append(f"undeclared, so perhaps still in force: {_names(self.undeclared)}")
         return "; ".join(parts)
@@ -98,7 +103,7 @@ class Undone:
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
     everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
-    calls = _on_their_own([call for call in everything if call.claim_seq > run.committed_seq])
+    calls = _on_their_own([call for call in everything if call.place > run.committed_seq])
     return Steps(
         undoable=tuple(call for call in calls if call.state in _HAPPENED and call.compensate is not None),
         not_compensable=tuple(
@@ -109,6 +114,7 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
         undeclared=tuple(
             call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
         ),
+        unsent=tuple(call for call in everything if is_unsent(call)),
         undone=any(call.state is CallState.COMPENSATED and call.run_id == run.id for call in calls),
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 
+from sagaspan import _completion as completion
 from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
@@ -27,7 +28,7 @@ from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call, Purse, Result
 from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
-from sagaspan._context import current_run
+from sagaspan._context import current_call, current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone
 from sagaspan._signals import Signals
@@ -45,6 +46,7 @@ from sagaspan.exceptions import (
 from sagaspan.keys import KeySource
 from sagaspan.ledger.fail_open import unrecorded
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.transitions import RunEvent
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -94,14 +96,24 @@ class Run:
         self._uncertain = False
         self._only_read = True
         self._why_unrecorded = ""
+        self._deferred = False
+        self._forks = fork.forks()
+        self._stopped: completion.Stopped | None = None
         self._in_flight = 0
-        self._occurrences: dict[tuple[str, str], int] = {}
-        self._free: dict[tuple[str, str], list[int]] = {}
+        self._occurrences: dict[tuple[str, str, str | None], int] = {}
+        self._free: dict[tuple[str, str, str | None], list[int]] = {}
         self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
-        self._children: dict[str, int] = {}
+        self._children: dict[tuple[str, str | None], int] = {}
         self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
         self._tokens: list[tuple[Token[Run | None], Any]] = []
+
+    @classmethod
+    def taken_over(cls, engine: Engine, record: RunRecord) -> Self:
+        """The run of a process that died, to finish it: what its deferred bodies call is a step of it."""
+        run = cls(engine, record, wait=0, reopen=False)
+        run.resumed = run._entered = True
+        return run
 
     # -- what users read ---------------------------------------------------------------------------------------
 
@@ -281,13 +293,16 @@ class Run:
             with self._lock:
                 self._in_flight -= 1
 
-    def occurrence(self, tool: str, digest: str) -> int:
-        """How many equal calls that happened, or may have, this incarnation made before this one."""
+    def occurrence(self, tool: str, digest: str, sent_with: str | None = None) -> int:
+        """How many equal calls that happened, or may have, this incarnation made before this one.
+
+        Those in the body of the deferred call ``sent_with`` count by themselves.
+        """
         with self._lock:
-            if free := self._free.get((tool, digest)):
+            if free := self._free.get((tool, digest, sent_with)):
                 return heapq.heappop(free)
-            number = self._occurrences.get((tool, digest), -1) + 1
-            self._occurrences[tool, digest] = number
+            number = self._occurrences.get((tool, digest, sent_with), -1) + 1
+            self._occurrences[tool, digest, sent_with] = number
         return number
 
     def check_same(self, tool: Tool, digest: str) -> None:
@@ -304,18 +319,36 @@ class Run:
         """Its number is free again: the next equal call is this one, tried again, and so it is on a resume."""
         if call.key.source is KeySource.CONTENT:
             with self._lock:
-                heapq.heappush(self._free.setdefault((call.tool.name, call.key.fingerprint), []), call.occurrence)
+                equal = call.tool.name, call.key.fingerprint, call.sent_with
+                heapq.heappush(self._free.setdefault(equal, []), call.occurrence)
 
     def child_id(self, name: str) -> str:
         """The id of the next run nested in this one that is not given any."""
         if self.inherited:  # nobody counts for several processes
             return f"{self.id}/{name}@{secrets.token_hex(6)}"
+        call = current_call.get()
+        sent_with = None if call is None else call.sent_with if call.scheduled is None else call.id
         with self._lock:
-            number = self._children.get(name, 0) + 1
-            self._children[name] = number
-        # A reopened run starts over, so its nested runs are new ones too.
+            number = self._children.get((name, sent_with), 0) + 1
+            self._children[name, sent_with] = number
+        # A reopened run starts over, so its nested runs are new ones too; so are those of a deferred body.
         again = f"~{self.record.generation}" if self.record.generation else ""
-        return f"{self.id}{again}/{name}#{number}"
+        return f"{self.id}{again}/{f'{sent_with}/' if sent_with else ''}{name}#{number}"
+
+    def waits_to_send(self) -> None:
+        """A call was deferred in this run: it is sent when the outermost one completes."""
+        self._deferred = True
+        if self._outer is not None:
+            self._outer.waits_to_send()
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Make this the current run within the block."""
+        self.activate()
+        try:
+            yield
+        finally:
+            self.deactivate()
 
     def saw(self, result: Result) -> None:
         """Remember that a call's outcome is not known: the run may have to be held."""
@@ -346,7 +379,7 @@ class Run:
             raise
         self.record, self.resumed, self.replaying = entered.record, entered.resumed, entered.replaying
         self._span, self._entered = span, True
-        self._uncertain = entered.resumed
+        self._uncertain = self._deferred = entered.resumed
         if self.resumed and not self.replaying:
             self.signals.load(await backend.io(self.engine.store.calls_of, self.record.namespace, self.record.id))
         self.engine.open_runs += 1
@@ -354,6 +387,36 @@ class Run:
             self.output = output
         if entered.previous is not None:
             _link(span, entered.previous)
+            await self._send_what_was_decided(backend)
+
+    async def _send_what_was_decided(self, backend: Backend) -> None:
+        """Go on where an earlier process stopped sending; raises, and holds the run again, if that does not work."""
+        try:
+            if self.record.completing:
+                await self._finish(backend)
+                self.output = _recorded_output(self.record)
+            else:
+                self._stopped = await self._send_due(backend)
+                if self._stopped is not None:
+                    self.record = await completion.hold(self.engine, self.record, self._stopped, backend)
+        except BaseException as error:
+            self._over(error)
+            raise
+        if self._stopped is not None:
+            self._over(self._stopped.error)
+            self._say(self._stopped.error, self._stopped.sentence(self.id))
+            raise self._stopped.error
+        if self.record.state is RunState.COMPLETED:
+            owner.drop(saga.token(self.engine.store, self.record))
+            self.replaying = True
+
+    def _over(self, error: BaseException | None) -> None:
+        """Nobody is inside any more."""
+        self._entered = False
+        self.engine.open_runs -= 1
+        if not self.replaying and self.record.on_record:
+            owner.drop(saga.token(self.engine.store, self.record))
+        spans.end(self._span, self._closing(), error)
 
     async def _open(self, wanted: RunRecord, span: Span, backend: Backend) -> saga.Entered:
         """Enter the run in the ledger; with ``fail_open`` and the store down it is entered nowhere, for reads only."""
@@ -379,8 +442,14 @@ class Run:
             raise RunClosed(
                 f"the run {self.id!r} has ended ({self.status}); there is nothing to commit", status=self.status
             )
-        if not self.replaying and self.record.on_record:
-            self.record = await saga.commit(self.engine, self.record, backend=backend)
+        if self.replaying or not self.record.on_record:
+            return
+        self.record = await saga.commit(self.engine, self.record, backend=backend)
+        if self._deferred and not await backend.io(completion.waits_for_outer, self.engine.store, self.record):
+            stopped = await self._send_due(backend)
+            if stopped is not None:
+                self._say(stopped.error, stopped.sentence(self.id))
+                raise stopped.error
 
     async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
         if self.inherited:  # a child unwinds its parent's block: how that run ends is decided there
@@ -395,11 +464,7 @@ class Run:
             elif self._aborted is not None:
                 report = await self._abort_now(backend)
         finally:
-            self._entered = False
-            self.engine.open_runs -= 1
-            if not self.replaying and self.record.on_record:
-                owner.drop(saga.token(self.engine.store, self.record))
-            spans.end(self._span, self._closing(), error)
+            self._over(error or (self._stopped.error if self._stopped else None))
         return report
 
     def _end_unrecorded(self, error: BaseException | None) -> None:
@@ -428,9 +493,16 @@ class Run:
             aborted=self._aborted is not None,
             paused=self._paused and error is None,
             unresolved=unresolved,
+            unsent=error is not None and await self._has_unsent(backend),
             on_interrupt=self.record.on_interrupt,
             on_budget=self._on_budget,
         )
+        if ending.event is RunEvent.COMPLETE and await self._sends(backend):
+            self.record = await completion.decide(
+                self.engine, self.record, output=self._encoded_output(), backend=backend
+            )
+            await self._finish(backend)
+            return None
         text = self._aborted
         if error is not None:
             text = f"{type(error).__name__}: {spans.error_message(error) or ''}"
@@ -444,6 +516,27 @@ class Run:
             span=self._span,
         )
         return report
+
+    async def _has_unsent(self, backend: Backend) -> bool:
+        """Whether something that ``commit()`` let go is not sent."""
+        return self._deferred and bool(await backend.io(completion.due, self.engine.store, self.record))
+
+    async def _sends(self, backend: Backend) -> bool:
+        """Whether completing this run sends what was deferred; what is nested waits for the outer run."""
+        if not self._deferred and fork.forks() == self._forks:
+            return False
+        store, would = self.engine.store, replace(self.record, completing=True)
+        if not await backend.io(completion.due, store, would):
+            return False
+        return not await backend.io(completion.waits_for_outer, store, self.record)
+
+    async def _finish(self, backend: Backend) -> None:
+        self.record, self._stopped = await completion.finish(
+            self.engine, self.record, in_force=self.in_force, backend=backend
+        )
+
+    async def _send_due(self, backend: Backend) -> completion.Stopped | None:
+        return await completion.send_due(self.engine, self.record, in_force=self.in_force, backend=backend)
 
     async def _abort_now(self, backend: Backend) -> Undone | None:
         """Undo a run that nobody is inside of, whatever state it was left in; what never began needs nothing."""
@@ -472,6 +565,9 @@ class Run:
             await backend.sleep(0.01)
 
     def _raise(self, error: BaseException | None, report: Undone | None) -> None:
+        if self._stopped is not None:
+            self._say(self._stopped.error, self._stopped.sentence(self.id))
+            raise self._stopped.error
         if self.record.state is RunState.HELD and not self.replaying:
             self._say(
                 error, f"sagaspan: run {self.id!r} is held ({self.reason}): nothing was undone; sagaspan show {self.id}"

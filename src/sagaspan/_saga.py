@@ -16,10 +16,11 @@ from sagaspan._endings import Ending
 from sagaspan._rollback import PATIENT, Rollback, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
 from sagaspan.ledger import locks, transitions
+from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import family
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info, names_of
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
-from sagaspan.ledger.store import RunChange, Store
+from sagaspan.ledger.store import CallChange, RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.policy import Retry
 
@@ -215,7 +216,7 @@ async def leave(
     if ending.event is RunEvent.COMPLETE:
         detail["output"] = output
     # Synced, however it ends: the settles of the last calls become durable with it.
-    run = await _move(engine, run, ending.event, backend, synced=True, **detail)
+    run = await move(engine, run, ending.event, backend, synced=True, **detail)
     if ending.event is not RunEvent.COMPENSATE:
         return run, None
     return await roll_back(engine, run, backend=backend, span=span)
@@ -242,13 +243,15 @@ async def roll_back(
         return await _roll_back(engine, run, backend=backend, span=span, again=again, left=left)
     except BaseException:
         with contextlib.suppress(StoreError):
-            await _give_back(engine, run, backend, "its rollback was interrupted")
+            await give_back(engine, run, backend, "its rollback was interrupted")
         raise
 
 
 async def _roll_back(
     engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry, left: Collection[str]
 ) -> tuple[RunRecord, Undone]:
+    # First of all: nothing may be sent any more once its run is being undone.
+    unsent = await backend.io(_drop_unsent, engine.store, run)
     steps = await backend.io(steps_of, engine.store, run)
     rollback = rollback_of(engine, run, backend=backend, span=span, again=again)
     report = await rollback([step for step in steps.undoable if step.id not in left])
@@ -257,20 +260,33 @@ async def _roll_back(
         failed=(*report.failed, *(call_info(step) for step in steps.undoable if step.id in left)),
         not_compensable=tuple(map(call_info, steps.not_compensable)),
         undeclared=tuple(map(call_info, steps.undeclared)),
+        unsent=unsent,
     )
     if report.queued:
-        return await _give_back(engine, run, backend, f"waits for {report.queued[0].compensate!r}"), report
+        return await give_back(engine, run, backend, f"waits for {report.queued[0].compensate!r}"), report
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
-    run = await _move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
+    run = await move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
     return run, report
 
 
-async def _give_back(engine: Engine, run: RunRecord, backend: Backend, why: str) -> RunRecord:
-    """Nobody rolls it back any more: whoever can may go on, while this process lives."""
-    if not owner.is_self(run.owner):  # forked inside a compensation: the parent goes on with it
+def _drop_unsent(store: Store, run: RunRecord) -> tuple[CallInfo, ...]:
+    """Give up what was deferred in a run that is ``compensating``, so that nobody sends it; it needs no undo."""
+    dropped: list[CallInfo] = []
+    while unsent := steps_of(store, run).unsent:
+        for call in unsent:
+            after, audit = transitions.drop(call, now_us(), why=f"run {run.id} was undone: {run.reason}")
+            if store.commit(settling(call, CallChange(after, audit, call.version)), synced=False):
+                dropped.append(call_info(after))
+    return tuple(dropped)
+
+
+async def give_back(engine: Engine, run: RunRecord, backend: Backend, why: str) -> RunRecord:
+    """Nobody goes on with it here: whoever can may do so, while this process lives."""
+    if not owner.is_self(run.owner):  # forked inside a body: the parent goes on with it
         return run
-    after, audit = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), detail=why, owner=owner.NOBODY)
+    event = RunEvent.COMPENSATE if run.state is RunState.COMPENSATING else RunEvent.FINISH
+    after, audit = transitions.move_run(run, event, now_us(), detail=why, owner=owner.NOBODY)
     saved = await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=False)
     return after if saved else run
 
@@ -304,14 +320,14 @@ def _locks_of(steps: Iterable[CallRecord]) -> set[str]:
     return {name for step in steps for name in names_of(step.locks)}
 
 
-async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend) -> RunRecord | None:
-    """Enter a run whose owner is dead or expired, under the next epoch; None if somebody else was faster.
+async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend, **changes: Any) -> RunRecord | None:
+    """Enter a run that is held, or whose owner is dead or expired, under the next epoch.
 
-    Whoever was inside is fenced from here on. The caller drops the run's ``token``.
+    None if somebody else was faster. Whoever was inside is fenced from here on. The caller drops the run's ``token``.
     """
     event = RunEvent.COMPENSATE if run.state is RunState.COMPENSATING else RunEvent.RESUME
     after, audit = transitions.move_run(
-        run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1
+        run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )
     return after if await _commit_held(engine, RunChange(after, audit, run.version), backend) else None
 
@@ -320,9 +336,9 @@ async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, bac
     for child in await backend.io(engine.store.children_of, run.namespace, run.id):
         await _close_children(engine, child, complete=complete, backend=backend)
         if child.state in _CLOSED_WITH_ITS_OUTER_RUN:
-            child = await _move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
+            child = await move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
-            await _move(engine, child, event, backend, synced=False)
+            await move(engine, child, event, backend, synced=False)
         elif complete:
             await backend.io(close_if_undone, engine.store, child)
 
@@ -345,9 +361,10 @@ def close_if_undone(store: Store, run: RunRecord | None) -> None:
         run = store.get_run(run.namespace, run.parent_id) if run.parent_id else None
 
 
-async def _move(
-    engine: Engine, run: RunRecord, event: RunEvent, backend: Backend, *, synced: bool, **changes: str | None
+async def move(
+    engine: Engine, run: RunRecord, event: RunEvent, backend: Backend, *, synced: bool, **changes: Any
 ) -> RunRecord:
+    """The run after ``event``, saved; raises ``StoreUnavailable`` if another worker has it now."""
     after, audit = transitions.move_run(run, event, now_us(), **changes)
     await _save(engine.store, RunChange(after, audit, run.version), backend, synced=synced)
     return after

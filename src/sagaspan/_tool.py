@@ -29,7 +29,8 @@ class Tool:
 
     ``context`` are parameters that reach the body but are no part of the call's identity (``self``, injected ones).
     ``compensation`` is None while the policy's ``compensate`` is a name that is not looked up yet. ``suspends`` are the
-    framework's control-flow exceptions: a body they leave has not failed, it will be asked again.
+    framework's control-flow exceptions: a body they leave has not failed, it will be asked again. ``send`` runs the
+    body of a deferred call with what was recorded of its arguments (None: as the function is called).
     """
 
     name: str
@@ -47,6 +48,7 @@ class Tool:
     probe: Probe | None = None
     cost: Cost | None = None
     suspends: tuple[type[BaseException], ...] = ()
+    send: Callable[[Mapping[str, Any]], Any] | None = None
 
     @property
     def plain(self) -> bool:
@@ -107,6 +109,7 @@ def tool_of(
     context: frozenset[str] = frozenset(),
     description: str | None = None,
     suspends: tuple[type[BaseException], ...] = (),
+    send: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Tool:
     """``function`` as a tool under ``policy``; raises ``ConfigurationError`` for anything declared wrongly."""
     name = name or name_of(function)
@@ -117,6 +120,11 @@ def tool_of(
     signature = signature or _signature(function, name)
     parameters, context = _split(signature, context)
     _check_policy(name, policy)
+    if policy.defer and (hidden := sorted(context - INJECTED)):
+        raise ConfigurationError(
+            f"tool {name!r} has defer=True, so it is sent from its record, perhaps by another process, where nobody "
+            f"fills {hidden[0]!r}; let it take plain arguments only"
+        )
     where = f"tool {name!r}"
     return Tool(
         name=name,
@@ -134,6 +142,7 @@ def tool_of(
         probe=_probe(policy, parameters, where),
         cost=cost_of(policy.cost, parameters, where=where),
         suspends=suspends,
+        send=send,
     )
 
 
@@ -159,11 +168,13 @@ def _split(signature: inspect.Signature, context: frozenset[str]) -> tuple[tuple
 
 
 def _check_policy(name: str, policy: Policy) -> None:
-    if policy.effect == "irreversible" and policy.approve is None:
+    if policy.effect == "irreversible" and policy.approve is None and not policy.defer:
         raise ConfigurationError(
-            f"tool {name!r} is irreversible: nothing can undo it, so it says approve=False itself if nobody "
-            "need be asked"
+            f"tool {name!r} is irreversible: nothing can undo it, so it says defer=True to wait for the end of its "
+            "run, or approve=False itself if nobody need be asked"
         )
+    if policy.defer and policy.effect == "read":
+        raise ConfigurationError(f"tool {name!r} has effect='read' and defer=True: a read is for now, or it is no read")
     if policy.effect in ("read", "irreversible") and policy.compensate is not None:
         raise ConfigurationError(f"tool {name!r} has effect={policy.effect!r} and compensate=: one of them is wrong")
     if policy.lock_wait is not None and policy.lock is None:

@@ -17,8 +17,10 @@ from sagaspan._clock import now_us
 from sagaspan._rollback import Undone, steps_of
 from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, RunError, RunInProgress
 from sagaspan.ledger import transitions
+from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import family
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.resolution import is_unsent
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 
@@ -98,6 +100,7 @@ async def _whole_run(
             _foreseen(engine, steps.undoable),
             not_compensable=tuple(map(call_info, steps.not_compensable)),
             undeclared=tuple(map(call_info, steps.undeclared)),
+            unsent=tuple(map(call_info, steps.unsent)),
         )
     wanted: dict[str, Any] = {"reason": run.reason or "requested", **changes}
     ended = await saga.take_and_roll_back(engine, run, backend, **wanted)
@@ -115,10 +118,12 @@ async def _one_call(
         raise RunError(f"the run {run.id!r} has no call {call_id!r}; see: sagaspan show {run.id}")
     if probe:
         step = await engine.resolve_in_doubt(step, backend)
-    if step.state in _UNDONE:
+    if step.state in _UNDONE and not is_unsent(step):
         return Undone()
     if step.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING):
         _refuse(run, step)
+    if is_unsent(step):
+        return await backend.io(_drop, engine.store, step, dry_run)
     if step.compensate is None:
         return Undone(not_compensable=(call_info(step),))
     if dry_run:
@@ -144,6 +149,16 @@ def _queue(store: Store, step: CallRecord) -> None:
     )
     if not store.commit([CallChange(after, audit, step.version)], synced=True):
         raise RunInProgress(f"the call {step.id} of tool {step.tool!r} was taken by another worker; try again")
+
+
+def _drop(store: Store, step: CallRecord, dry_run: bool) -> Undone:
+    """A deferred call that was not sent is undone by not sending it."""
+    after, audit = transitions.drop(step, now_us(), why="requested")
+    if dry_run:
+        return Undone(unsent=(call_info(step),))
+    if not store.commit(settling(step, CallChange(after, audit, step.version)), synced=True):
+        raise RunInProgress(f"the call {step.id} of tool {step.tool!r} is being sent at this moment; try again")
+    return Undone(unsent=(call_info(after),))
 
 
 async def _check_nobody_inside(engine: Engine, run: RunRecord, backend: Backend) -> None:

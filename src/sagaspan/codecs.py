@@ -79,6 +79,22 @@ def dump(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def differs(value: Any, recorded: Any, path: str) -> str | None:
+    """Where ``recorded``, which came back from a record, is not what ``value`` was (None: nowhere).
+
+    A dataclass or a model comes back as its data, an Enum as its value.
+    """
+    if isinstance(value, Mapping) and isinstance(recorded, Mapping):
+        pairs = [(value[key], recorded.get(key), f"{path}.{key}") for key in value]
+    elif type(value) is not type(recorded):
+        return path
+    elif isinstance(value, list | tuple):
+        pairs = [(item, recorded[at], f"{path}[{at}]") for at, item in enumerate(value)]
+    else:  # NaN is not itself
+        return None if value == recorded or (value != value and recorded != recorded) else path
+    return next((found for pair in pairs if (found := differs(*pair)) is not None), None)
+
+
 def unrecorded(problem: Unencodable) -> dict[str, str]:
     """What stands in a record for a value that has no encoding."""
     return _tagged("unrecorded", problem.kind)

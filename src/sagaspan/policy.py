@@ -64,7 +64,7 @@ class Policy(DeclaredModel):
 
     ==============  ===================================================================================
     ``effect``      ``"read"``, ``"idempotent"``, ``"write"``, ``"irreversible"``; undeclared (None) is protected like
-                    a write, but an equal call is a new call. ``compensate`` or ``key`` makes it a write
+                    a write, but an equal call is a new call. ``compensate``, ``key`` or ``defer`` makes it a write
     ``compensate``  function, or name of a tool, that undoes a call that is done
     ``approve``     only ``False`` for now: "this irreversible tool asks nobody"
     ``key``         business idempotency key: CEL over the arguments, or a function of them
@@ -80,6 +80,8 @@ class Policy(DeclaredModel):
                     them a call in doubt is sent again with its key
     ``marks_sending``  the body calls ``current_call().sending()`` right before it sends: what died before has not
                     happened
+    ``defer``       the call is only scheduled, and sent when its run completes (or at ``run.commit()``); a run that
+                    fails drops it. It is a write unless ``effect`` says otherwise
     ``lock``        semantic locks: CEL over the arguments, or a function of them, that gives a name or a list of names;
                     the run (outside one: the call) holds them until it is over
     ``lock_wait``   seconds to wait for a lock that another one holds (0: ``LockConflict`` at once)
@@ -107,6 +109,7 @@ class Policy(DeclaredModel):
     settle: Settle | None = None
     downstream_dedupes_for: Seconds | None = None
     marks_sending: bool = False
+    defer: bool = False
     lock: str | Callable[..., Any] | None = None
     lock_wait: Settle | None = None
     cost: str | Callable[..., Any] | None = None
@@ -128,10 +131,10 @@ class Policy(DeclaredModel):
 
     @property
     def declared_write(self) -> bool:
-        """Whether this is a write by declaration: by effect, or by having an undo or a business key."""
+        """Whether this is a write by declaration: by effect, or by an undo, a business key, or being deferred."""
         if self.effect in ("write", "irreversible"):
             return True
-        return self.effect is None and (self.compensate is not None or self.key is not None)
+        return self.effect is None and (self.compensate is not None or self.key is not None or self.defer)
 
     @property
     def rerunnable(self) -> bool:

@@ -56,8 +56,10 @@ OUTCOME_REPLAYED: Final = "replayed"
 OUTCOME_JOINED: Final = "joined"
 OUTCOME_CONFLICT: Final = "conflict"
 OUTCOME_UNRECORDED: Final = "unrecorded"
+OUTCOME_SCHEDULED: Final = "scheduled"
 LINK_COMPENSATES: Final = "compensates"
 LINK_RESUMES: Final = "resumes"
+LINK_SENDS: Final = "sends"
 
 # -- span names --------------------------------------------------------------------------------------------
 SPAN_TOOL: Final = "execute_tool {tool}"

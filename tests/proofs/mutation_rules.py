@@ -42,6 +42,7 @@ _ENGINE = "src/sagaspan/_engine.py"
 _KEYS = "src/sagaspan/keys.py"
 _VIEWS = "src/sagaspan/_views.py"
 _UNDO = "src/sagaspan/_undo.py"
+_COMPLETION = "src/sagaspan/_completion.py"
 
 _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
@@ -52,6 +53,8 @@ _LEASE = "tests/faults/test_leases.py::"
 _RECOVERIES = "tests/faults/test_recovery.py::"
 _RUNS = "tests/test_runs.py::"
 _STORE = "tests/stores/test_sqlite.py::"
+_DEFERRED = "tests/test_deferred.py::"
+_DEFERRED_CRASHES = "tests/faults/test_deferred.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -357,8 +360,9 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 5",
         rule="A clean failure of a later claim proves nothing of the attempts before it.",
         file=_LEDGER,
-        old="            return call, _Claim(record, in_doubt=in_doubt)",
-        new="            return call, _Claim(record)",
+        old="if await self._commit_claim(call, changes, in_doubt=in_doubt):\n"
+        "            return call, _Claim(record, in_doubt=in_doubt)",
+        new="if await self._commit_claim(call, changes, in_doubt=in_doubt):\n            return call, _Claim(record)",
         tests=(_DOUBTS + "test_a_clean_failure_of_a_permitted_run_is_still_in_doubt",),
     ),
     Rule(
@@ -374,7 +378,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 6",
         rule="A call in doubt is not run again by a guess.",
         file=_LEDGER,
-        old="        if permitted(rows):\n",
+        old="        if not scheduling and permitted(rows):\n",
         new="        if True:\n",
         tests=(_CRASHES + "test_killed_in_the_body", _CLAIMS + "test_what_is_unknown_is_refused_with_the_way_out"),
     ),
@@ -524,7 +528,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 7",
         rule="A missing mark of a later run proves nothing of an earlier one.",
         file=_RESOLUTION,
-        old="            return row.detail == MARKS and row.from_state in (None, CallState.FAILED)",
+        old="            return row.detail == MARKS and row.from_state in (None, CallState.FAILED, CallState.SCHEDULED)",
         new="            return True",
         tests=(_SENDING + "test_a_missing_mark_of_a_second_run_proves_nothing_of_the_first",),
     ),
@@ -608,8 +612,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 4",
         rule="A run that is taken over has the next epoch: whoever was inside is fenced.",
         file=_SAGA,
-        old="        run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1\n",
-        new="        run, event, now_us(), detail=why, owner=owner.this_process()\n",
+        old="        run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1, **changes\n",
+        new="        run, event, now_us(), detail=why, owner=owner.this_process(), **changes\n",
         tests=(_LEASE + "test_a_process_stopped_past_its_lease_is_fenced",),
     ),
     Rule(
@@ -731,8 +735,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="2",
         rule="The end of a run is synced: the settles of its last calls become durable with it.",
         file=_SAGA,
-        old="    run = await _move(engine, run, ending.event, backend, synced=True, **detail)\n",
-        new="    run = await _move(engine, run, ending.event, backend, synced=False, **detail)\n",
+        old="    run = await move(engine, run, ending.event, backend, synced=True, **detail)\n",
+        new="    run = await move(engine, run, ending.event, backend, synced=False, **detail)\n",
         tests=(_STORE + "test_what_is_synced_and_what_is_not",),
     ),
     Rule(
@@ -755,8 +759,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 4",
         rule="What was committed is not undone by a later error.",
         file=_ROLLBACK,
-        old="call.claim_seq > run.committed_seq]",
-        new="call.claim_seq > 0]",
+        old="call.place > run.committed_seq]",
+        new="call.place > 0]",
         tests=(_RUNS + "test_commit_protects_what_was_done",),
     ),
     Rule(
@@ -875,7 +879,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 10",
         rule="Recovery undoes only what is undone when interrupted; the rest is held.",
         file=_RECOVERY,
-        old='    return run.state is RunState.COMPENSATING or run.on_interrupt == "compensate"',
+        old='    return run.on_interrupt == "compensate" and not run.completing',
         new="    return True",
         tests=(_RECOVERIES + "test_killed_between_two_steps_it_is_held",),
     ),
@@ -964,7 +968,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 3",
         rule="A call that was undone is not run again in its run.",
         file=_LEDGER,
-        old="    if record.state is CallState.FAILED or undone:\n",
+        old="    if record.state in (CallState.FAILED, CallState.REFUSED) or undone:\n",
         new="    if True:\n",
         tests=(_CLAIMS + "test_an_undone_step_is_not_run_again",),
     ),
@@ -983,6 +987,125 @@ RULES: Final[tuple[Rule, ...]] = (
         old="                run.doom(error)\n",
         new="                pass\n",
         tests=(_RUNS + "test_a_critical_failure_stops_the_run",),
+    ),
+    # -- deferred calls (rule book (b) 7) -------------------------------------------------------------------------
+    Rule(
+        section="(b) 7",
+        rule="The decision to complete is on disk before the first deferred call is sent.",
+        file=_COMPLETION,
+        old="RunEvent.FINISH, backend, synced=True,",
+        new="RunEvent.FINISH, backend, synced=False,",
+        tests=(_DEFERRED + "test_what_is_on_disk_before_the_first_is_sent",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="A deferred call does not run before its run completes.",
+        file=_LEDGER,
+        old="        state=CallState.SCHEDULED if waits else CallState.RUNNING,\n",
+        new="        state=CallState.RUNNING,\n",
+        tests=(_DEFERRED + "test_it_is_sent_when_the_run_completes", _DEFERRED + "test_a_run_that_fails_drops_it"),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="What a run that is undone has deferred is not sent any more.",
+        file=_SAGA,
+        old="    unsent = await backend.io(_drop_unsent, engine.store, run)\n",
+        new="    unsent = ()\n",
+        tests=(_DEFERRED + "test_a_run_that_fails_drops_it", _DEFERRED + "test_a_reopened_run_schedules_anew"),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="A run that has ended well is finished after a crash, neither held nor undone.",
+        file=_RECOVERY,
+        old="        if taken.completing:\n",
+        new="        if False:\n",
+        tests=(_DEFERRED_CRASHES + "test_asynchronous_runs_are_finished_too",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="What commit() let go is sent before a dead run is held or undone.",
+        file=_RECOVERY,
+        old="        if stopped is not None:  # what",
+        new="        if False:  # what",
+        tests=(_DEFERRED_CRASHES + "test_what_a_commit_cannot_send_holds_a_dead_run",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="What commit() sent is not undone by a later error.",
+        file=_ROLLBACK,
+        old="call.place > run.committed_seq]",
+        new="call.claim_seq > run.committed_seq]",
+        tests=(_DEFERRED + "test_a_commit_sends_what_was_scheduled_so_far",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="Sending stops at the first call that does not succeed.",
+        file=_COMPLETION,
+        old="            return stopped\n        if stopped.reason",
+        new="            continue\n        if stopped.reason",
+        tests=(
+            _DEFERRED + "test_a_send_that_fails_holds_the_run",
+            _DEFERRED + "test_a_commit_that_cannot_send_says_so",
+        ),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="A nested run's deferred calls wait for the outermost run.",
+        file=_COMPLETION,
+        old="    return outer is not None and outer.state in _NOT_OVER and not outer.completing",
+        new="    return False",
+        tests=(
+            _DEFERRED + "test_a_nested_run_waits_for_the_outermost",
+            _DEFERRED + "test_the_failure_of_the_outer_run_drops_it",
+        ),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="A worker that lost its run to another sends nothing more.",
+        file=_LEDGER,
+        old="claims=True, run_epoch=call.run.epoch, run_id=call.run.id)",
+        new="claims=False, run_epoch=call.run.epoch, run_id=call.run.id)",
+        tests=(_DEFERRED + "test_a_worker_that_was_taken_over_sends_nothing_more",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="Outside a run nothing is deferred: it would never be sent.",
+        file=_ENGINE,
+        old="            if tool.policy.defer:\n                raise PolicyDenied(",
+        new="            if False:\n                raise PolicyDenied(",
+        tests=(_DEFERRED + "test_outside_a_run_it_is_refused",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="What is sent is what the call was made with: an argument that its record gives back otherwise is refused.",
+        file=_ENGINE,
+        old="        if where is not None:\n            raise ConfigurationError(",
+        new="        if False:\n            raise ConfigurationError(",
+        tests=(_DEFERRED + "test_what_a_record_would_give_back_as_something_else",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="What another run has scheduled may yet be dropped, so that nobody else rests on it.",
+        file=_LEDGER,
+        old="        if record.state is CallState.SCHEDULED and not (ours and call.tool.policy.defer):\n",
+        new="        if False:\n",
+        tests=(_DEFERRED + "test_a_business_key_of_another_run",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="Recovery never repeats by itself what the service refused.",
+        file=_RECOVERY,
+        old="            return rows[-1].event != CallEvent.DISPROVE\n",
+        new="            return False\n",
+        tests=(_DEFERRED_CRASHES + "test_the_program_sends_with_the_tools_of_the_app",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="The service may have seen a deferred key only since it was first sent.",
+        file=_RESOLUTION,
+        old="    return min((row.at_us for row in rows if row.event == CallEvent.CLAIM), default=record.created_us)",
+        new="    return record.created_us",
+        tests=(_DEFERRED + "test_the_window_of_a_key_starts_when_it_is_sent",),
     ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(

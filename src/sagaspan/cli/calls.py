@@ -22,6 +22,13 @@ _MEANS: Final = {
     Resolution.RETRY: "it may be run once more, whatever happened before",
 }
 
+_MEANS_UNSENT: Final = {
+    Resolution.HAPPENED: "somebody did it by hand, so it is not sent",
+    Resolution.DID_NOT_HAPPEN: "it is given up, and not sent",
+    Resolution.RETRY: "it is sent again",
+}
+"""Of a deferred call that was not sent."""
+
 
 @click.group()
 @common_options
@@ -129,14 +136,15 @@ def resolve(
     record = the_call(store, call_id)
     seen = call_info(record)
     if not yes and sys.stdin.isatty():
-        click.confirm(_question(seen, Resolution(outcome)), abort=True, err=True)
+        click.confirm(_question(seen, _means(seen, Resolution(outcome))), abort=True, err=True)
     decided = Calls(store).resolve(
         seen.id, outcome, result=value, note=note, actor=actor, expected_version=expected_version or seen.version
     )
     if settings.as_json:
         emit_json(decided)
         return
-    say(f"Call {visible(decided.id)} ({visible(decided.tool)}) is {decided.state}: {_MEANS[Resolution(outcome)]}.")
+    means = _means(seen, Resolution(outcome))
+    say(f"Call {visible(decided.id)} ({visible(decided.tool)}) is {decided.state}: {means}.")
     run = store.get_run(record.namespace, record.run_id)
     if run is not None and run.state in (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED):
         say(f"Its run {visible(run.id)} is {run.state}.")
@@ -155,8 +163,13 @@ def _parsed(text: str) -> Any:
         raise click.BadParameter(f"{text!r} is not JSON ({error}); a string needs quotes: '\"paid\"'") from error
 
 
-def _question(call: CallInfo, resolution: Resolution) -> str:
+def _means(call: CallInfo, resolution: Resolution) -> str:
+    unsent = call.state in (CallState.SCHEDULED, CallState.FAILED)
+    return (_MEANS_UNSENT if unsent else _MEANS).get(resolution, _MEANS[resolution])
+
+
+def _question(call: CallInfo, means: str) -> str:
     return (
         f"{visible(call.tool)} {short(call.args, 200)} of run {visible(call.run_id)} is {call.state} "
-        f"(version {call.version}).\nYou say {resolution.value}: {_MEANS[resolution]}. Record that?"
+        f"(version {call.version}).\nYour word means: {means}. Record that?"
     )

@@ -71,6 +71,7 @@ def print_run(run: RunInfo, settings: Settings) -> None:
         ("took", _took(run)), ("user", run.user), ("tenant", run.tenant), ("agent", run.agent),
         ("conversation", run.conversation), ("inside", run.parent_id), ("input", run.input and short(run.input)),
         ("output", run.output and short(run.output)), ("on interrupt", run.on_interrupt),
+        ("completing", "it has ended well; what was deferred is to be sent" if run.completing else None),
         ("reopened", run.reopened or None), ("holds locks", ", ".join(run.locks)), ("trace", trace_of(run.traceparent)),
     )  # fmt: skip
     for name, value in facts:

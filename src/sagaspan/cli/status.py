@@ -73,6 +73,9 @@ def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
     several = len(store.namespaces()) > 1  # then its id alone may be two runs
     going_on = [run for run in store.unfinished_runs() if namespace in (None, run.namespace)]
     for run in (*store.list_runs(states=[*_RUNS], namespace=namespace, limit=_LIMIT), *going_on):
+        if run.completing and run.state is RunState.HELD and (stopped := _stopped(store, run)) is not None:
+            yield stopped
+            continue
         orphaned = None if run.state in _RUNS else _orphaned(store, run)
         why = _RUNS.get(run.state) or orphaned
         if why is not None:
@@ -89,14 +92,34 @@ def _orphaned(store: Any, run: RunRecord) -> str | None:
     from sagaspan._saga import token
 
     if run.owner == NOBODY:
-        return "its rollback waits for a process that has the tools"
+        what = "what was deferred in it" if run.completing else "its rollback"
+        return f"{what} waits for a process that has the tools"
     verdict, holder = held_by(store, run.owner, token(store, run))
     if run.is_session or verdict is Verdict.ALIVE:
         return None
     if run.state is RunState.COMPENSATING:
         return f"its rollback stopped; it was held by {holder}"
+    if run.completing:
+        return f"it has ended well; it was held by {holder}. Recovery sends what was deferred in it"
     becomes = "undoes it" if run.on_interrupt == "compensate" else "holds it, and the same id goes on"
     return f"it stopped; it was held by {holder}. Recovery {becomes}"
+
+
+def _stopped(store: Any, run: RunRecord) -> Item | None:
+    """A run that has ended well, and at which of its deferred calls sending stopped; None if it is being decided."""
+    from sagaspan._completion import due
+
+    call = next(iter(due(store, run)), None)
+    if call is None or call.state not in (CallState.FAILED, CallState.UNKNOWN, CallState.NEEDS_HUMAN):
+        return None
+    failed = call.state is CallState.FAILED
+    what = "failed, so it was not sent" if failed else "may or may not have been sent"
+    problem = "" if call.error_message is None else f" ({short(call.error_message, 80)})"
+    return Item(
+        kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
+        why=f"has ended well, but its deferred call {call.tool} {what}{problem}",
+        next=("enter it again, or " if failed else "") + next_commands(call)[0], locks=held_by_run(store, run),
+    )  # fmt: skip
 
 
 def _call_items(store: Any, namespace: str | None) -> Iterator[Item]:

@@ -31,6 +31,9 @@ ONLY_COUNTED: Final = Spent(amounts={**NOTHING.amounts, Unit.CALLS: 1})
 """A call that was claimed and did not happen."""
 
 
+_BY_STATE: Final = {CallState.FAILED: ONLY_COUNTED, CallState.REFUSED: NOTHING}
+
+
 def reserving(changes: Sequence[ReserveChange]) -> str | None:
     """What a record says of the reservations made with its claim."""
     if not changes:
@@ -61,7 +64,7 @@ def settling(before: CallRecord, change: CallChange, spent: Spent | None = None)
     if before.reserved is None or before.reserved == change.record.reserved:
         return [change, *usage]
     if spent is None:
-        spent = ONLY_COUNTED if change.record.state is CallState.FAILED else AS_RESERVED
+        spent = _BY_STATE.get(change.record.state, AS_RESERVED)
     return [change, *usage, *spending(before, spent)]
 
 

@@ -49,8 +49,17 @@ from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.locks import holder_of, in_order, taking, wait_for
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
-from sagaspan.ledger.resolution import BODY_ENDED, BODY_RUNS, IN_DOUBT, MARKS, PERMITTED, RESENT, permitted
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.resolution import (
+    BODY_ENDED,
+    BODY_RUNS,
+    IN_DOUBT,
+    MARKS,
+    PERMITTED,
+    RESENT,
+    first_sent_us,
+    permitted,
+)
 from sagaspan.ledger.store import CallChange, Change, Commit, LockChange, ReserveChange, SpendChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
@@ -81,9 +90,36 @@ class Ledger:
         lease.forked.append(self._unsettled.clear)
 
     async def __call__(self, call: Call) -> Result:
-        """Claim, run and settle ``call``, or answer it from its record."""
+        """Claim, run and settle ``call``, or schedule it if it is deferred, or answer it from its record."""
         claimed = await self._claim(call)
-        return claimed if isinstance(claimed, Result) else await self._run(*claimed)
+        if isinstance(claimed, Result):
+            return claimed
+        if claimed[1].record.state is CallState.SCHEDULED:
+            owner.drop(claimed[1].record.id)  # from here on it is its run's
+            return scheduled(claimed[1].record)
+        return await self._run(*claimed)
+
+    async def send(self, call: Call) -> Result:
+        """Claim, run and settle the deferred ``call.scheduled``, or say what became of it meanwhile.
+
+        Raises ``OutcomeUnknown`` if it may have been sent before a crash and nobody knows, ``RunClosed`` if another
+        worker has the run now.
+        """
+        record = call.scheduled
+        assert record is not None  # noqa: S101 - that is what a sending call is
+        while True:
+            record = await call.io(self._reload, record)
+            if record.state is CallState.RUNNING:
+                record, _ = await self._await_owner(call, record)
+            if record.state in IN_DOUBT:
+                record = await self.resolve(record, call.tool.probe, call.backend)
+            if record.state not in (CallState.SCHEDULED, CallState.FAILED, *IN_DOUBT):
+                return Result(state=record.state, outcome=semconv.OUTCOME_REPLAYED, record=record)
+            in_doubt = record.state in IN_DOUBT
+            again = await self._again_in_doubt(call, record) if in_doubt else _Again(record, _marks(call))
+            claimed = await self._claim_scheduled(call, again)
+            if claimed is not None:
+                return await self._run(*claimed)
 
     async def resolve(self, record: CallRecord, probe: Probe | None, backend: Backend) -> CallRecord:
         """Find out about a call in doubt; see ``resolve_in_doubt``."""
@@ -116,7 +152,7 @@ class Ledger:
         if call.declared.locks:
             call = in_order(call)
         while True:
-            record, audit = transitions.open_call(new_record(call), _marks(call))
+            record, audit = transitions.open_call(new_record(call), None if call.tool.policy.defer else _marks(call))
             claimed = await self._commit_claim(call, CallChange(record, audit, claims=True, run_epoch=call.run.epoch))
             if claimed is not None:
                 return call, _Claim(claimed)
@@ -140,14 +176,7 @@ class Ledger:
             call = replace(
                 call, id=existing.id, generation=existing.generation, idempotency_key=existing.idempotency_key
             )
-            record, audit = transitions.claim_again(
-                existing,
-                owner=owner.this_process(),
-                now_us=now_us(),
-                traceparent=traceparent_of(call.span),
-                detail=again.why,
-                locks=_lock_names(call),
-            )
+            record, audit = _taken_again(call, again)
             change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch)
             freeing: list[CallChange] = []
         else:
@@ -158,12 +187,28 @@ class Ledger:
             record = new_record(call)
             if in_doubt:  # the service may have seen the key since then
                 record = replace(record, created_us=existing.created_us)
-            record, audit = transitions.open_call(record, again.why)
+            record, audit = transitions.open_call(record, None if call.tool.policy.defer else again.why)
             change = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
             freeing = [CallChange(freed, freed_audit, existing.version)]
         # Sent again under its key it is the same effect; run again it was spent, for all that anybody knows.
         spent = spending(existing, ONLY_COUNTED if again.why == RESENT else AS_RESERVED)
         claimed = await self._commit_claim(call, change, freeing=freeing, spent=spent, in_doubt=in_doubt)
+        if claimed is not None:
+            return call, _Claim(claimed, in_doubt=in_doubt)
+        if not await call.io(self._limits.reload):
+            await self._check_open(call)
+        return None
+
+    async def _claim_scheduled(self, call: Call, again: _Again) -> tuple[Call, _Claim] | None:
+        """Claim a deferred call for the run that sends it; None if somebody else was faster. Raises ``RunClosed``."""
+        existing = again.record
+        in_doubt = existing.state in IN_DOUBT
+        record, audit = transitions.claim_again(
+            existing, owner=owner.this_process(), now_us=now_us(), traceparent=traceparent_of(call.span),
+            detail=again.why, scheduled_seq=existing.place, locks=existing.locks, reserved=existing.reserved,
+        )  # fmt: skip
+        change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch, run_id=call.run.id)
+        claimed = await self._commit_claim(call, change, in_doubt=in_doubt, scheduled=existing.reserved is not None)
         if claimed is not None:
             return call, _Claim(claimed, in_doubt=in_doubt)
         if not await call.io(self._limits.reload):
@@ -183,19 +228,22 @@ class Ledger:
         freeing: Sequence[CallChange] = (),
         spent: Sequence[SpendChange] = (),
         in_doubt: bool = False,
+        scheduled: bool = False,
     ) -> CallRecord | None:
         """Claim the call of ``change`` with all that it needs; None if its record, or a limit, is not as it was.
 
+        ``scheduled``: what it costs was reserved when it was scheduled.
         Raises ``BudgetExceeded``, ``RateLimited``, and ``LockConflict`` if a lock is kept beyond ``lock_wait``.
         """
         if self._unsettled:
             await call.io(self.settle_leftovers)
         deadline = monotonic() + (call.tool.policy.lock_wait or 0.0) if call.declared.locks else 0.0
         while True:
-            change, reserves = self._reserving(call, change)
+            change, reserves = self._reserving(call, change, scheduled=scheduled)
             locks = await call.io(self._locks_for, call) if call.declared.locks else ()
             # The record comes first: where it answers the call itself, nothing else is needed.
-            changes: list[Change] = [*freeing, change, *spent, *reserves, *rate_of(call), *locks]
+            rate = () if scheduled else rate_of(call)
+            changes: list[Change] = [*freeing, change, *spent, *reserves, *rate, *locks]
             commit = await self._commit_held(call, change.record, changes, in_doubt)
             refused = commit.refused
             if refused is None or isinstance(refused, CallChange):
@@ -204,9 +252,11 @@ class Ledger:
                 raise await call.io(self._limits.refusal, call, refused)
             await wait_for(self._store, call, deadline)
 
-    def _reserving(self, call: Call, change: CallChange) -> tuple[CallChange, list[ReserveChange]]:
+    def _reserving(self, call: Call, change: CallChange, *, scheduled: bool) -> tuple[CallChange, list[ReserveChange]]:
         """The claim under the limits known now, and what it reserves of them."""
         version = self._limits.version
+        if scheduled:
+            return replace(change, controls=version), []
         reserves = self._limits.reservations(call, change.record.started_us)
         if not reserves and change.controls == version:
             return change, reserves
@@ -237,8 +287,11 @@ class Ledger:
         return self._store.commit(changes, synced=True)
 
     def _release(self, record: CallRecord, in_doubt: bool) -> None:
-        event = CallEvent.LOSE if in_doubt else CallEvent.FAIL
-        after, audit = transitions.move_call(record, event, now_us(), detail=BODY_ENDED if in_doubt else _CANCELLED)
+        if record.state is CallState.SCHEDULED:
+            after, audit = transitions.drop(record, now_us(), why=_CANCELLED)
+        else:
+            event = CallEvent.LOSE if in_doubt else CallEvent.FAIL
+            after, audit = transitions.move_call(record, event, now_us(), detail=BODY_ENDED if in_doubt else _CANCELLED)
         self._store.commit(settling(record, CallChange(after, audit, record.version), NOTHING), synced=False)
 
     async def _check_resolved(self, call: Call) -> None:
@@ -271,6 +324,10 @@ class Ledger:
                 "nothing ran. Use a new key, or the same arguments",
                 call=call_info(record),
             )
+        if call.tool.policy.defer or record.state is CallState.SCHEDULED:
+            standing = await self._standing(call, record)
+            if standing is not None:
+                return standing
         if record.state is CallState.RUNNING:
             record, outcome = await self._await_owner(call, record)
         else:
@@ -280,17 +337,52 @@ class Ledger:
         if record.state is CallState.DONE:
             return _replayed(call, record, outcome)
         if record.state in IN_DOUBT:
-            return await self._again_in_doubt(call, record)
+            return await self._again_in_doubt(call, record, scheduling=call.tool.policy.defer)
         return _claimable(call, record)
 
-    async def _again_in_doubt(self, call: Call, record: CallRecord) -> _Again:
-        """A call in doubt runs again only where that is harmless, or where a person permitted it."""
-        if call.tool.policy.rerunnable:
+    async def _standing(self, call: Call, record: CallRecord) -> Result | None:
+        """What a deferred call is answered that stands as scheduled, or was sent, in this run or one it is nested in.
+
+        None: it is to be judged like any other. Raises ``CallInProgress`` if another run has scheduled it, and may yet
+        drop it.
+        """
+        ours = await call.io(self._is_ours, call.run, record)
+        if record.state is CallState.SCHEDULED and not (ours and call.tool.policy.defer):
+            if record.run_id == call.run.id:  # it is not deferred any more
+                return None
+            raise CallInProgress(
+                f"tool {call.tool.name!r}: the call {record.id} of the run {record.run_id!r} is scheduled under this "
+                "key, and sent when that run completes; try again when it has",
+                call=call_info(record),
+            )
+        if not ours:
+            return None
+        if record.state in IN_DOUBT:
+            record = await self.resolve(record, call.tool.probe, call.backend)
+        if record.state in IN_DOUBT and not call.replaying:
+            await self._again_in_doubt(call, record)  # raises, unless it may be sent again
+        standing = (CallState.SCHEDULED, CallState.RUNNING, CallState.DONE, *IN_DOUBT)
+        return _scheduled_before(call, record) if call.replaying or record.state in standing else None
+
+    def _is_ours(self, run: RunRecord, record: CallRecord) -> bool:
+        """Whether a call is of this run, or of one that ends with it."""
+        if record.run_id == run.id:
+            return True
+        other = self._store.get_run(record.namespace, record.run_id)
+        return other is not None and outermost(self._store, other).id == outermost(self._store, run).id
+
+    async def _again_in_doubt(self, call: Call, record: CallRecord, *, scheduling: bool = False) -> _Again:
+        """A call in doubt runs again only where that is harmless, or where a person permitted it.
+
+        ``scheduling``: not now, but at a time that nobody knows, so that neither holds then.
+        """
+        policy = call.tool.policy
+        if policy.rerunnable:
             return _Again(record)
-        if call.tool.policy.may_resend(record.created_us, now_us()):
-            return _Again(record, RESENT)
         rows = await call.io(history, self._store, record)
-        if permitted(rows):
+        if not scheduling and policy.may_resend(first_sent_us(record, rows), now_us()):
+            return _Again(record, RESENT)
+        if not scheduling and permitted(rows):
             return _Again(record, PERMITTED)
         why = rows[-1].detail if rows else None
         raise OutcomeUnknown(
@@ -355,7 +447,7 @@ class Ledger:
                 late=self._late(claim, dedupes),
                 gone=self._gone(claim),
                 save_mark=lambda: self._save_mark(call, claim),
-                history=History(first_us=record.created_us, in_doubt=claim.in_doubt),
+                history=History(first_us=await self._first_sent_us(call, record), in_doubt=claim.in_doubt),
             )
             finished = await call.shielded(self._settle, call, claim, ended)
         finally:
@@ -371,6 +463,14 @@ class Ledger:
             outcome=semconv.OUTCOME_EXECUTED,
             record=finished.value,
         )
+
+    async def _first_sent_us(self, call: Call, record: CallRecord) -> int:
+        """When the service may first have seen the key; what was scheduled long ago is sent only now."""
+        if record.scheduled_seq is None:
+            return record.created_us
+        if record.epoch == 1:
+            return record.started_us
+        return first_sent_us(record, await call.io(history, self._store, record))
 
     def _settle(self, call: Call, claim: _Claim, ended: Ended) -> CallRecord:
         record = claim.record
@@ -488,6 +588,7 @@ def new_record(call: Call) -> CallRecord:
     """The record of a call as it is claimed."""
     now = now_us()
     policy, compensation = call.tool.policy, call.declared.compensation
+    waits = policy.defer
     return CallRecord(
         id=call.id,
         namespace=call.run.namespace,
@@ -500,7 +601,7 @@ def new_record(call: Call) -> CallRecord:
         fingerprint=call.key.fingerprint,
         run_id=call.run.id,
         parent_id=call.ancestors[-1] if call.ancestors else None,
-        state=CallState.RUNNING,
+        state=CallState.SCHEDULED if waits else CallState.RUNNING,
         effect=policy.effect,
         declared_write=policy.declared_write,
         arguments=call.encoded,
@@ -508,7 +609,8 @@ def new_record(call: Call) -> CallRecord:
         locks=_lock_names(call),
         tool_call_id=call.tool_call_id,
         owner=owner.this_process(),
-        attempts=1,
+        epoch=0 if waits else 1,
+        attempts=0 if waits else 1,
         traceparent=traceparent_of(call.span),
         created_us=now,
         started_us=now,
@@ -518,6 +620,17 @@ def new_record(call: Call) -> CallRecord:
 def _lock_names(call: Call) -> str | None:
     """The locks a call takes, as recorded: what undoes it later takes them again."""
     return "\n".join(call.declared.locks) or None
+
+
+def _taken_again(call: Call, again: _Again) -> tuple[CallRecord, AuditRow]:
+    """A record of this run that may run again: claimed by this call, or scheduled if it is deferred."""
+    who: dict[str, Any] = {
+        "owner": owner.this_process(), "now_us": now_us(), "traceparent": traceparent_of(call.span),
+        "locks": _lock_names(call),
+    }  # fmt: skip
+    if call.tool.policy.defer:
+        return transitions.schedule_again(again.record, **who)
+    return transitions.claim_again(again.record, detail=again.why, **who)
 
 
 def _next_generation(call: Call, existing: CallRecord) -> Call:
@@ -538,14 +651,38 @@ def outcome(ended: Ended) -> dict[str, Any]:
         return {"result": None, "result_lost": str(problem)}
 
 
-def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
+def scheduled(record: CallRecord) -> Result:
+    """The answer to a deferred call: data, also for a model."""
+    when = "It is sent when the run completes, and not at all if the run fails; what it returns is not known before."
+    answer = {"status": str(CallState.SCHEDULED), "record": record.id, "tool": record.tool, "message": when}
+    return Result(value=answer, state=record.state, outcome=semconv.OUTCOME_SCHEDULED, record=record)
+
+
+def _scheduled_before(call: Call, record: CallRecord) -> Result:
+    _check_asked(call, record, "scheduled")
+    if call.occurrence > 0:
+        _log.warning(
+            "tool %r was already scheduled with these arguments, so it is sent once (repeat='new' sends it again)",
+            record.tool,
+        )
+    return scheduled(record)
+
+
+def _check_asked(call: Call, record: CallRecord, done: str) -> None:
     if call.tool.policy.repeat_rule == "ask" and call.occurrence > 0:
         raise ApprovalDenied(
-            f"tool {call.tool.name!r} is irreversible and was already done with these arguments (call "
-            f"{record.id}); nobody "
-            "was asked about doing it again. Declare repeat='dedupe' or 'new', or a key=",
+            f"tool {call.tool.name!r} is irreversible and was already {done} with these arguments (call "
+            f"{record.id}); nobody was asked about doing it again. Declare repeat='dedupe' or 'new', or a key=",
             call=call_info(record),
         )
+
+
+def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
+    _check_asked(call, record, "done")
+    if call.tool.policy.defer:  # of another run, under the same business key
+        said = "It was done before, under the same key; nothing is scheduled."
+        answer = {"status": str(CallState.DONE), "record": record.id, "tool": record.tool, "message": said}
+        return Result(value=answer, state=record.state, outcome=outcome, record=record)
     if record.result_lost is not None:
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} is done and is not run again, but its result was not recorded: "
@@ -576,7 +713,7 @@ def _recorded_value(call: Call, record: CallRecord) -> Any:
 def _claimable(call: Call, record: CallRecord) -> _Again:
     """Why a call that is over may be run (again) by this one; raises otherwise."""
     undone = record.state is CallState.COMPENSATED and call.key.source is KeySource.BUSINESS
-    if record.state is CallState.FAILED or undone:
+    if record.state in (CallState.FAILED, CallState.REFUSED) or undone:
         return _Again(record, _marks(call))
     raise RunClosed(
         f"tool {call.tool.name!r}: its call {record.id} is {record.state}; a call that was undone is not run again in "

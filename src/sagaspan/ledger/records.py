@@ -57,7 +57,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """One call: unique by (namespace, scope, tool, key). ``version`` counts writes, ``epoch`` counts owners."""
+    """One call: unique by (namespace, scope, tool, key). ``version`` counts writes, ``epoch`` counts owners.
+
+    ``claim_seq`` is its place in the order in which calls were claimed. A deferred call takes a place when it is
+    scheduled, and a new one when it is sent; ``scheduled_seq`` keeps the first of them from then on.
+    """
 
     id: str
     namespace: str
@@ -89,15 +93,24 @@ class CallRecord:
     attempts: int = 0
     version: int = 1
     claim_seq: int = 0
+    scheduled_seq: int | None = None
     traceparent: str | None = None
     created_us: int
     started_us: int
     ended_us: int | None = None
 
+    @property
+    def place(self) -> int:
+        """Where the call was asked for, in the order of claims: what a ``commit()`` after it covers."""
+        return self.claim_seq if self.scheduled_seq is None else self.scheduled_seq
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run: unique by (namespace, id). ``generation`` counts reopenings, ``committed_seq`` marks ``commit()``."""
+    """One run: unique by (namespace, id). ``generation`` counts reopenings, ``committed_seq`` marks ``commit()``.
+
+    ``completing``: its block has ended well, for good; what is left is to send what was deferred.
+    """
 
     namespace: str
     id: str
@@ -117,6 +130,7 @@ class RunRecord:
     on_interrupt: str = "hold"
     generation: int = 0
     committed_seq: int = 0
+    completing: bool = False
     owner: str
     epoch: int = 1
     version: int = 1
@@ -291,6 +305,7 @@ class RunInfo:
     """A run as users see it; ``calls`` are in the order they were claimed, compensations among them.
 
     ``locks``: the semantic locks it holds, also for the runs nested in it.
+    ``completing``: its block has ended well, and what was deferred is being sent, or still to be.
     """
 
     id: str
@@ -307,6 +322,7 @@ class RunInfo:
     input: Any
     output: Any
     on_interrupt: str
+    completing: bool
     reopened: int
     traceparent: str | None
     owner: str
@@ -377,6 +393,7 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = (), locks: tuple[s
         input=None if record.input is None else codecs.shown(record.input),
         output=None if record.output is None else codecs.shown(record.output),
         on_interrupt=record.on_interrupt,
+        completing=record.completing,
         reopened=record.generation,
         traceparent=record.traceparent,
         owner=record.owner,

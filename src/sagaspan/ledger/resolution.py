@@ -69,7 +69,7 @@ def not_sent(rows: Sequence[AuditRow]) -> bool:
         if row.event == CallEvent.SENDING:
             return False
         if row.event == CallEvent.CLAIM:
-            return row.detail == MARKS and row.from_state in (None, CallState.FAILED)
+            return row.detail == MARKS and row.from_state in (None, CallState.FAILED, CallState.SCHEDULED)
     return False
 
 
@@ -81,6 +81,13 @@ def attempts_over(rows: Sequence[AuditRow], *, last_is_dead: bool) -> bool:
     if last_is_dead and lost:
         going_on.pop(lost[-1].actor, None)
     return all(count <= 0 for count in going_on.values())
+
+
+def first_sent_us(record: CallRecord, rows: Sequence[AuditRow]) -> int:
+    """When the service may first have seen the key; ``created_us`` for what was not deferred, or taken over."""
+    if record.scheduled_seq is None:
+        return record.created_us
+    return min((row.at_us for row in rows if row.event == CallEvent.CLAIM), default=record.created_us)
 
 
 def permitted(rows: Sequence[AuditRow]) -> bool:
@@ -165,6 +172,22 @@ _DECISIONS: Final = {
 }
 
 
+_UNSENT: Final = {
+    (Resolution.HAPPENED, CallState.SCHEDULED): CallEvent.DONE_BY_HAND,
+    (Resolution.HAPPENED, CallState.FAILED): CallEvent.DONE_BY_HAND,
+    (Resolution.RETRY, CallState.FAILED): CallEvent.SCHEDULE,
+    (Resolution.DID_NOT_HAPPEN, CallState.FAILED): CallEvent.DROP,
+    (Resolution.DID_NOT_HAPPEN, CallState.SCHEDULED): CallEvent.DROP,
+}
+
+
+def is_unsent(record: CallRecord) -> bool:
+    """Whether a deferred call has not happened and may yet be sent."""
+    return record.state is CallState.SCHEDULED or (
+        record.state is CallState.FAILED and record.scheduled_seq is not None
+    )
+
+
 def decided_by_hand(
     record: CallRecord, resolution: Resolution, *, result: Any, over: bool, late: bool
 ) -> tuple[CallEvent, dict[str, Any]]:
@@ -177,7 +200,7 @@ def decided_by_hand(
         raise ResolutionError(
             f"call {record.id} is the undoing of call {record.compensates}; decide that one", call=call_info(record)
         )
-    event = _DECISIONS.get((resolution, record.state))
+    event = (_UNSENT if is_unsent(record) else _DECISIONS).get((resolution, record.state))
     undoable = (record.declared_write and over) or record.scope.startswith(DUPLICATE)
     if record.state is CallState.DONE and resolution is Resolution.COMPENSATED and undoable:
         event = CallEvent.UNDONE_BY_HAND
@@ -193,7 +216,18 @@ def decided_by_hand(
         )
     if result is not NOT_GIVEN and resolution is not Resolution.HAPPENED:
         raise ResolutionError(f"a result goes with 'happened', not with {resolution.value!r}", call=call_info(record))
-    return event, recorded(result) if event in (CallEvent.SUCCEED, CallEvent.SUPPLY_RESULT) else {}
+    return event, _columns(event, result)
+
+
+def _columns(event: CallEvent, result: Any) -> dict[str, Any]:
+    """What a decision changes beside the state."""
+    if event in (CallEvent.SUCCEED, CallEvent.SUPPLY_RESULT, CallEvent.DONE_BY_HAND):
+        return recorded(result)
+    if event is CallEvent.DROP:
+        return {"scheduled_seq": None}
+    if event is CallEvent.SCHEDULE:
+        return {"error_type": None, "error_message": None, "ended_us": None}
+    return {}
 
 
 def recorded(value: Any) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class CallChange:
     """Save ``record`` if its row is still at ``expected_version`` (0: if its key is free).
 
     ``claims``: only while its run is at ``run_epoch`` and ``running``, and the controls of its namespace (limits that
-    operators set) are at version ``controls``; the record then takes the next place in the claim order.
+    operators set) are at version ``controls``; the record then takes the next place in the claim order. ``run_id``: the
+    run that claims it, if that is not the record's own (which may be over by then).
     """
 
     record: CallRecord
@@ -41,6 +42,7 @@ class CallChange:
     claims: bool = False
     run_epoch: int = 0
     controls: int = 0
+    run_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ class CallEvent(StrEnum):
     SUPPLY_RESULT = "supply_result"
     DUPLICATE_EFFECT = "duplicate_effect"
     ACKNOWLEDGE = "acknowledge"
+    SCHEDULE = "schedule"
+    DROP = "drop"
+    DONE_BY_HAND = "done_by_hand"
 
 
 class RunEvent(StrEnum):
@@ -46,6 +49,7 @@ class RunEvent(StrEnum):
     RESUME = "resume"
     REOPEN = "reopen"
     COMMIT = "commit"
+    FINISH = "finish"
     COMPLETE = "complete"
     FAIL = "fail"
     PAUSE = "pause"
@@ -105,9 +109,20 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.COMPENSATING, _E.COMPENSATION_FAILED): _C.COMPENSATION_FAILED,
     # A business key is free again for another run once its call failed or was undone; the record stays.
     (_C.FAILED, _E.SUPERSEDE): _C.FAILED,
+    (_C.REFUSED, _E.SUPERSEDE): _C.REFUSED,
     (_C.COMPENSATED, _E.SUPERSEDE): _C.COMPENSATED,
     (_C.UNKNOWN, _E.SUPERSEDE): _C.UNKNOWN,  # reads and idempotent tools only
     (_C.NEEDS_HUMAN, _E.SUPERSEDE): _C.NEEDS_HUMAN,
+    # A deferred call waits for its run to commit; then it is claimed like any other, or it is given up.
+    (None, _E.SCHEDULE): _C.SCHEDULED,
+    (_C.FAILED, _E.SCHEDULE): _C.SCHEDULED,
+    (_C.REFUSED, _E.SCHEDULE): _C.SCHEDULED,
+    (_C.SCHEDULED, _E.CLAIM): _C.RUNNING,
+    (_C.REFUSED, _E.CLAIM): _C.RUNNING,
+    (_C.SCHEDULED, _E.DROP): _C.REFUSED,
+    (_C.SCHEDULED, _E.DONE_BY_HAND): _C.DONE,
+    (_C.FAILED, _E.DONE_BY_HAND): _C.DONE,
+    (_C.FAILED, _E.DROP): _C.FAILED,  # sent, and refused by the service: it is not tried again
 }
 
 _R, _V = RunState, RunEvent
@@ -121,6 +136,8 @@ RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
     (_R.COMPENSATED, _V.REOPEN): _R.RUNNING,
     (_R.PARTIALLY_COMPENSATED, _V.REOPEN): _R.RUNNING,
     (_R.RUNNING, _V.COMMIT): _R.RUNNING,
+    # Its block has ended well: from here on it is only finished, never undone by an error or a crash.
+    (_R.RUNNING, _V.FINISH): _R.RUNNING,
     (_R.RUNNING, _V.COMPLETE): _R.COMPLETED,
     (_R.RUNNING, _V.FAIL): _R.FAILED,
     (_R.RUNNING, _V.PAUSE): _R.PAUSED,
@@ -143,8 +160,8 @@ RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
 KEEPS_RESERVATIONS: Final = frozenset({_C.AWAITING_APPROVAL, _C.SCHEDULED, _C.RUNNING, _C.UNKNOWN, _C.NEEDS_HUMAN})
 """The states of a call that may still cost something."""
 
-CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE, _E.BODY_ENDED})
-RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.COMMIT, _V.COMPENSATE}
+CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE, _E.BODY_ENDED, _E.DROP, _E.DONE_BY_HAND})
+RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.COMMIT, _V.FINISH, _V.COMPENSATE}
 
 
 SUPERSEDED: Final = "superseded:"
@@ -152,8 +169,9 @@ SUPERSEDED: Final = "superseded:"
 
 
 def open_call(record: CallRecord, detail: str | None = None) -> tuple[CallRecord, AuditRow]:
-    """The first claim of a call: ``record`` is new and comes as ``running``."""
-    return record, _call_row(record, CallEvent.CLAIM, None, record.started_us, detail)
+    """The first claim of a call: ``record`` is new and comes as ``running``, or ``scheduled`` if it is deferred."""
+    event = CallEvent.SCHEDULE if record.state is CallState.SCHEDULED else CallEvent.CLAIM
+    return record, _call_row(record, event, None, record.started_us, detail)
 
 
 def duplicate_effect(record: CallRecord) -> tuple[CallRecord, AuditRow]:
@@ -170,13 +188,29 @@ def claim_again(
     detail: str | None = None,
     locks: str | None = None,
     reserved: str | None = None,
+    scheduled_seq: int | None = None,
 ) -> tuple[CallRecord, AuditRow]:
     """Claim a call that did not happen, or that may be run again, for ``owner``; a new epoch."""
     return move_call(
         record, CallEvent.CLAIM, now_us, detail=detail, owner=owner, epoch=record.epoch + 1,
         attempts=record.attempts + 1, started_us=now_us, ended_us=None, error_type=None, error_message=None,
-        traceparent=traceparent, locks=locks, reserved=reserved,
+        traceparent=traceparent, locks=locks, reserved=reserved, scheduled_seq=scheduled_seq,
     )  # fmt: skip
+
+
+def schedule_again(
+    record: CallRecord, *, owner: str, now_us: int, traceparent: str | None, locks: str | None = None
+) -> tuple[CallRecord, AuditRow]:
+    """Schedule a deferred call anew that was given up, or that provably did not happen: at the end of the order."""
+    return move_call(
+        record, CallEvent.SCHEDULE, now_us, owner=owner, started_us=now_us, ended_us=None, error_type=None,
+        error_message=None, traceparent=traceparent, locks=locks, scheduled_seq=None,
+    )  # fmt: skip
+
+
+def drop(record: CallRecord, now_us: int, *, why: str, actor: str | None = None) -> tuple[CallRecord, AuditRow]:
+    """Give up a deferred call that was not sent, or that failed when it was."""
+    return move_call(record, CallEvent.DROP, now_us, detail=why, actor=actor, scheduled_seq=None)
 
 
 def supersede(
@@ -235,6 +269,8 @@ def move_run(
         raise IllegalTransition(f"run {record.id}: {event} is not allowed in state {record.state}")
     if event in RUN_ENDINGS:
         changes["ended_us"] = now_us
+    if event in (RunEvent.COMPLETE, RunEvent.REOPEN, RunEvent.COMPENSATE):
+        changes["completing"] = False
     after = replace(record, state=state, version=record.version + 1, **changes)
     return after, _run_row(after, event, record.state, now_us, detail)
 

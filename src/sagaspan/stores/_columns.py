@@ -88,6 +88,7 @@ def run_record(row: Sequence[Any]) -> RunRecord:
     A state that nobody knows stays as it is: nothing is allowed in it, but the run can be looked at.
     """
     values = dict(zip(RUN_COLUMNS, row, strict=True))
+    values["completing"] = bool(values["completing"])
     with contextlib.suppress(ValueError):
         values["state"] = RunState(values["state"])
     return RunRecord(**values)

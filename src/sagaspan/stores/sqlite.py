@@ -130,7 +130,8 @@ insert into owners ({", ".join(columns.LEASE_COLUMNS)}) values ({_marks(columns.
        ttl_us = excluded.ttl_us, beats = beats + 1
 """  # noqa: S608
 _OPEN: Final = (
-    "state in ('running', 'unknown', 'needs_human', 'compensating', 'compensation_failed', 'awaiting_approval')"
+    "state in ('running', 'unknown', 'needs_human', 'compensating', 'compensation_failed', 'awaiting_approval', "
+    "'scheduled')"
 )
 """As the partial index ``calls_open`` says it, so that it is used."""
 
@@ -634,7 +635,9 @@ def _save(connection: sqlite3.Connection, change: Change) -> bool:
 
 def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
     record = change.record
-    fence = (record.namespace, record.run_id, change.run_epoch, change.controls) if change.claims else ()
+    fence = (
+        (record.namespace, change.run_id or record.run_id, change.run_epoch, change.controls) if change.claims else ()
+    )
     if change.expected_version:
         statement = _CLAIM_CALL_AGAIN if change.claims else _UPDATE_CALL
         values = (*columns.call_changes(record), change.expected_version, *fence)
