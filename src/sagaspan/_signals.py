@@ -20,6 +20,7 @@ class Signals:
     def __init__(self) -> None:
         self.ring: loops.Ring = ()
         self.refusals = 0
+        self._told: set[str] = set()
 
     def load(self, calls: Sequence[CallRecord]) -> None:
         """Begin with the calls of earlier incarnations, in claim order."""
@@ -29,6 +30,13 @@ class Signals:
     def add(self, record: CallRecord, *, counts: bool) -> None:
         """Remember how a call ended."""
         self.ring = loops.after(self.ring, signal_of(record, counts=counts))
+
+    def first_time(self, signature: str) -> bool:
+        """Whether nobody was told of this loop before."""
+        if signature in self._told:
+            return False
+        self._told.add(signature)
+        return True
 
     def may_repeat(self, args: str) -> bool:
         """Whether a call with arguments of the hash ``args`` could go on with a loop at all."""

@@ -60,5 +60,5 @@ def refusal(tool: str, verdict: loops.Verdict) -> LoopDetected:
 
 
 def _nudge(call: Call, verdict: loops.Verdict | None) -> None:
-    if verdict is not None:
+    if verdict is not None and call.signals.first_time(f"{verdict.kind} {verdict.signature}"):
         _log.warning("run %r: %s", call.run.id, verdict.advice)
