@@ -91,7 +91,7 @@ async def _whole_run(
     if steps.unresolved and run.state is not RunState.COMPENSATING:
         _refuse(run, steps.unresolved[0])
     over = run.state in (RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED, RunState.FAILED)
-    untouched = run.state is RunState.COMPLETED and not steps.happened
+    untouched = run.state is RunState.COMPLETED and not steps.happened and not changes  # an aborted run has ended so
     if not dry_run and over and not steps.undoable:
         await backend.io(saga.close_if_undone, engine.store, run)
     if dry_run or untouched or (over and not steps.undoable):
