@@ -72,6 +72,9 @@ class Policy(_Declared):
     ``effect``      ``"read"``, ``"idempotent"``, ``"write"``, ``"irreversible"``; undeclared (None) is protected like
                     a write, but an equal call is a new call. ``compensate``, ``key`` or ``defer`` makes it a write
     ``compensate``  function, or name of a tool, that undoes a call that is done
+    ``empty_safe``  ``compensate`` may also be called if the call did not happen: it finds nothing to undo, and its
+                    service refuses a call that arrives after it. So a call in doubt is undone, instead of holding its
+                    run
     ``approve``     only ``False`` for now: "this irreversible tool asks nobody"
     ``key``         business idempotency key: CEL over the arguments, or a function of them
     ``repeat``      an equal call in the same run, already done: ``"dedupe"``, ``"ask"``, ``"new"``
@@ -114,6 +117,7 @@ class Policy(_Declared):
     lock: str | Callable[..., Any] | None = None
     lock_wait: Settle | None = None
     critical: bool | None = None
+    empty_safe: bool = False
 
     def replace(self, **fields: Any) -> Self:
         """A copy with ``fields`` changed, validated like a new one."""
