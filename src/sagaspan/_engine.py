@@ -245,7 +245,11 @@ class Engine:
                 hint = f"did you mean {', '.join(near)}?" if near else "register it with @guard.tool"
                 raise ConfigurationError(f"tool {tool.name!r}: there is no tool {name!r} to compensate it; {hint}")
             where = f"tool {tool.name!r}"
-            self._know(tool.name, compensation_of(undo.function, tool.parameters, where=where, name=name))
+            empty_safe = tool.policy.empty_safe
+            self._know(
+                tool.name,
+                compensation_of(undo.function, tool.parameters, where=where, name=name, empty_safe=empty_safe),
+            )
             self._unresolved.discard(tool)
 
     # -- calls -----------------------------------------------------------------------------------------------

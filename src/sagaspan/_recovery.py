@@ -267,17 +267,17 @@ class Recoverer:
         if stopped is not None:  # what ``commit()`` let go must be sent before anything else is decided
             await completion.hold(self._engine, taken, stopped, self._backend)
             return "needs_human"
-        unresolved, _ = await saga.unresolved_of(self._engine, taken, self._backend)
-        undo = lost.undo and not unresolved
+        doubts = await saga.doubts_of(self._engine, taken, self._backend)
+        undo = lost.undo and not doubts.blocking
         # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
-        reason = "unresolved" if unresolved and not lost.undo else "interrupted"
+        reason = "unresolved" if doubts.open and not lost.undo else "interrupted"
         ending = Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason)
         after, undone = await saga.leave(
             self._engine, taken, ending, error=LOST[lost.verdict], output=None, backend=self._backend,
             span=self._engine.no_span,
         )  # fmt: skip
         if undone is None:
-            return "needs_human" if unresolved else "held"
+            return "needs_human" if doubts.open else "held"
         return await self._outcome(after, undone)
 
     async def _complete(self, taken: RunRecord) -> str:
@@ -327,8 +327,8 @@ class Recoverer:
 
     async def _end_held(self, run: RunRecord) -> str | None:
         """Undo a run that was held for a doubt, once that is over."""
-        unresolved, _ = await saga.unresolved_of(self._engine, run, self._backend)
-        if unresolved:
+        doubts = await saga.doubts_of(self._engine, run, self._backend)
+        if doubts.blocking:
             return None  # it was reported when it was held; ``sagaspan status`` shows it
         return await self._undo_again(run)
 
@@ -370,7 +370,10 @@ class Recoverer:
                 return None if run.state is RunState.HELD else "needs_human"
             return "queued" if await self._backend.io(self._lacks_tools, run) else "completed"
         steps = await self._backend.io(steps_of, self._store, run)
-        if steps.unresolved and run.state is not RunState.COMPENSATING:
+        doubts = steps.unresolved
+        if lost.undo:
+            doubts = await self._backend.io(saga.blocking, self._engine, steps, doubts)
+        if doubts and run.state is not RunState.COMPENSATING:
             return None if run.state is RunState.HELD else "needs_human"
         if not lost.undo:
             return "held"
@@ -394,7 +397,7 @@ class Recoverer:
 
         What was begun goes on as far as it can.
         """
-        missing = [self._engine.find_compensation(step) is None for step in steps_of(self._store, run).undoable]
+        missing = [self._engine.find_compensation(step) is None for step in steps_of(self._store, run).expected]
         return any(missing[:1] if run.state is RunState.COMPENSATING else missing)
 
     def _lacks_tools(self, run: RunRecord) -> bool:

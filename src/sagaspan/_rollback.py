@@ -18,7 +18,7 @@ from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, new_id, now_us
-from sagaspan._compensation import RESERVED, Compensation
+from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation
 from sagaspan._tool import tool_of
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
@@ -28,7 +28,7 @@ from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
 from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info, names_of
-from sagaspan.ledger.resolution import is_unsent
+from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Policy, Retry
@@ -45,14 +45,24 @@ _UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """A run's steps by what a rollback makes of them; ``undoable`` in the order of undoing."""
+    """A run's steps by what a rollback makes of them; ``undoable`` in the order of undoing.
+
+    ``safe`` are the ids of those that may be undone while they are in doubt.
+    """
 
     undoable: tuple[CallRecord, ...]
     not_compensable: tuple[CallRecord, ...]
     unresolved: tuple[CallRecord, ...]
+    safe: frozenset[str]
     undeclared: tuple[CallRecord, ...]
     unsent: tuple[CallRecord, ...]
     undone: bool
+
+    @property
+    def expected(self) -> tuple[CallRecord, ...]:
+        """What is undone if those that say they are running have lost their process."""
+        lost = [call for call in self.unresolved if call.state is CallState.RUNNING and call.id in self.safe]
+        return tuple(sorted((*self.undoable, *lost), key=lambda call: call.claim_seq, reverse=True))
 
     @property
     def happened(self) -> bool:
@@ -104,13 +114,20 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
     everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
     calls = _on_their_own([call for call in everything if call.place > run.committed_seq])
+    safe = frozenset(call.id for call in calls if call.empty_safe and call.compensate and call.state in _UNSURE)
+    in_doubt = [call for call in _on_their_own(everything) if call.state in _UNSURE]
     return Steps(
-        undoable=tuple(call for call in calls if call.state in _HAPPENED and call.compensate is not None),
+        undoable=tuple(
+            call
+            for call in calls
+            if (call.state in _HAPPENED and call.compensate is not None) or (call.state in IN_DOUBT and call.id in safe)
+        ),
         not_compensable=tuple(
             call for call in calls if call.state is CallState.DONE and call.declared_write and call.compensate is None
         ),
         # A commit does not end a doubt: it only says that what happened stays.
-        unresolved=tuple(call for call in _on_their_own(everything) if call.state in _UNSURE and call.declared_write),
+        unresolved=tuple(call for call in in_doubt if call.declared_write or call.compensate is not None),
+        safe=safe,
         undeclared=tuple(
             call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
         ),
@@ -182,11 +199,11 @@ class Rollback:
 
     async def _undo(self, step: CallRecord, compensation: Compensation) -> CallRecord:
         retry = self._again if step.state is CallState.COMPENSATION_FAILED else PATIENT
-        lost = _lost(call_info(step), compensation)
+        if step.state in IN_DOUBT:
+            step = replace(step, result_lost=transitions.UNDONE_IN_DOUBT)
+        lost = _lost(step, compensation)
         if lost is not None:
-            step = await self._move(step, CallEvent.COMPENSATE)
-            missing = f"{compensation.name!r} asks for {lost}"
-            return await self._move(step, CallEvent.COMPENSATION_FAILED, detail=missing)
+            return await self._give_up(step, f"{compensation.name!r} asks for {lost}")
         span = self._span(step, compensation)
         call = self._call(step, compensation, span)
         step, record = await self._backend.io(self._claim, call, step)
@@ -206,10 +223,13 @@ class Rollback:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    async def _move(self, record: CallRecord, event: CallEvent, detail: str | None = None) -> CallRecord:
-        after, audit = transitions.move_call(record, event, now_us(), detail=detail)
-        await self._backend.io(self._save, CallChange(after, audit, record.version))
-        return after
+    async def _give_up(self, step: CallRecord, why: str) -> CallRecord:
+        """A step that is not even tried to be undone."""
+        undoing, audit = transitions.start_undoing(step, now_us())
+        failed, why_audit = transitions.move_call(undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why)
+        changes = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
+        await self._backend.io(self._save, *changes)
+        return failed
 
     def _save(self, *changes: CallChange) -> None:
         # A child forked inside a compensation must not say how that ended.
@@ -238,7 +258,7 @@ class Rollback:
         already is returned as it is; what ``_run_body`` is to run is held.
         """
         existing = self._store.find_call(call.run.namespace, call.key.scope, call.tool.name, call.key.value)
-        after, audit = transitions.move_call(step, CallEvent.COMPENSATE, now_us())
+        after, audit = transitions.start_undoing(step, now_us())
         compensating = CallChange(after, audit, step.version)
         if existing is not None and existing.state is CallState.DONE:
             self._save(compensating)
@@ -404,11 +424,13 @@ def _said(error: BaseException | None) -> str | None:
     return None if error is None else spans.error_message(error) or type(error).__name__
 
 
-def _lost(forward: CallInfo, compensation: Compensation) -> str | None:
+def _lost(step: CallRecord, compensation: Compensation) -> str | None:
     """What the compensation asks for that nobody has, and why; undoing with a stand-in would be a guess."""
-    if compensation.declared & {"result", "compensation_data"}:
-        if forward.result_lost is not None:
-            return "'result', which could not be recorded"
+    forward = call_info(step)
+    asked = compensation.declared & OF_THE_RESULT
+    if asked:
+        if forward.result_lost is not None and not (step.empty_safe and asked <= compensation.optional):
+            return f"'result', which nobody knows: {forward.result_lost}"
         if isinstance(forward.result, codecs.Unreadable):
             return "'result', which cannot be read in the ledger"
     if UNREADABLE in forward.args and (compensation.takes_all or compensation.declared - set(RESERVED)):

@@ -474,10 +474,11 @@ class Run:
 
     async def _end_or_let_go(self, error: BaseException | None, backend: Backend) -> Undone | None:
         """Write how it ends; with ``fail_open``, a run that only read does not fail for that."""
-        await self._await_calls(backend)
+        until = monotonic() + GRACE_SECONDS
+        await self._await_calls(backend, until)
         try:
             await backend.io(self.engine.settle)
-            return await self._end(error, backend)
+            return await self._end(error, backend, until)
         except StoreUnavailable as failure:
             if self.engine.outage is None or not self._only_read or self.resumed:
                 raise
@@ -486,8 +487,8 @@ class Run:
             spans.mark(self._span, semconv.UNRECORDED)
             return None
 
-    async def _end(self, error: BaseException | None, backend: Backend) -> Undone | None:
-        unresolved, _ = await self._look_into_doubts(error, backend)
+    async def _end(self, error: BaseException | None, backend: Backend, until: float) -> Undone | None:
+        unresolved = await self._look_into_doubts(error, backend, until)
         ending = ending_of(
             error,
             aborted=self._aborted is not None,
@@ -551,17 +552,17 @@ class Run:
         self.record = record if now is None else now
         return report
 
-    async def _look_into_doubts(self, error: BaseException | None, backend: Backend) -> tuple[bool, bool]:
-        """Whether a declared write is still in doubt, and whether a doubt was decided; asked only where one can be."""
-        if error is None and not self._uncertain and self._aborted is None and not self._in_flight:
-            return False, False
-        unresolved, decided = await saga.unresolved_of(self.engine, self.record, backend)
-        return bool(unresolved), decided
+    async def _look_into_doubts(self, error: BaseException | None, backend: Backend, until: float) -> bool:
+        """Whether a doubt holds the run; asked only where there can be one."""
+        failed = error is not None or self._aborted is not None
+        if not failed and not self._uncertain and not self._in_flight:
+            return False
+        doubts = await saga.doubts_of(self.engine, self.record, backend, until=until if failed else 0.0)
+        return bool(doubts.blocking if failed else doubts.open)
 
-    async def _await_calls(self, backend: Backend) -> None:
+    async def _await_calls(self, backend: Backend, until: float) -> None:
         """Let calls in other threads or tasks end: an undo must not come before its action."""
-        deadline = monotonic() + GRACE_SECONDS
-        while self._in_flight and monotonic() < deadline:
+        while self._in_flight and monotonic() < until:
             await backend.sleep(0.01)
 
     def _raise(self, error: BaseException | None, report: Undone | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +13,13 @@ from sagaspan import _owner as owner
 from sagaspan._backends import Backend
 from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import PATIENT, Rollback, Undone, steps_of
+from sagaspan._rollback import PATIENT, Rollback, Steps, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
 from sagaspan.ledger import locks, transitions
+from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import family
+from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import CallChange, RunChange, Store
@@ -193,12 +195,45 @@ def _check_reopenable(store: Store, run: RunRecord) -> None:
         )
 
 
-async def unresolved_of(engine: Engine, run: RunRecord, backend: Backend) -> tuple[list[CallRecord], bool]:
-    """The declared writes of ``run`` still in doubt after their probes were asked, and whether any was decided."""
-    in_doubt = (await backend.io(steps_of, engine.store, run)).unresolved
-    asked = [await engine.resolve_in_doubt(call, backend) for call in in_doubt]
-    still = [call for call in asked if call.state in (CallState.RUNNING, *IN_DOUBT)]
-    return still, len(still) < len(in_doubt)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """What of a run is still in doubt: ``open`` to whoever wants to complete it, ``blocking`` who wants to undo it.
+
+    What may be undone in doubt (``empty_safe``) blocks nobody, unless a body of it still runs.
+    """
+
+    open: tuple[CallRecord, ...] = ()
+    blocking: tuple[CallRecord, ...] = ()
+
+
+async def doubts_of(engine: Engine, run: RunRecord, backend: Backend, *, until: float = 0.0) -> Doubts:
+    """What of ``run`` is in doubt after the probes were asked.
+
+    Waits ``until`` then (monotonic) for bodies still running here of what may be undone in doubt: an undo must not come
+    before its action.
+    """
+    steps = await backend.io(steps_of, engine.store, run)
+    asked = []
+    for call in steps.unresolved:
+        if call.id in steps.safe and until:
+            call = await _after_its_body(engine, call, backend, until)
+        asked.append(await engine.resolve_in_doubt(call, backend))
+    still = tuple(call for call in asked if call.state in (CallState.RUNNING, *IN_DOUBT))
+    return Doubts(open=still, blocking=await backend.io(blocking, engine, steps, still))
+
+
+async def _after_its_body(engine: Engine, call: CallRecord, backend: Backend, until: float) -> CallRecord:
+    token = body_token(call.id)
+    while owner.is_self(call.owner) and owner.proof(call.owner, token) is owner.Proof.ALIVE and monotonic() < until:
+        await backend.sleep(0.01)  # and a moment longer, in which its late result is recorded
+    return await backend.io(engine.store.get_call, call.id) or call
+
+
+def blocking(engine: Engine, steps: Steps, in_doubt: Iterable[CallRecord]) -> tuple[CallRecord, ...]:
+    """Those ``in_doubt`` that may not be undone as they are."""
+    return tuple(
+        call for call in in_doubt if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)
+    )
 
 
 async def leave(
@@ -254,7 +289,7 @@ async def _roll_back(
     unsent = await backend.io(_drop_unsent, engine.store, run)
     steps = await backend.io(steps_of, engine.store, run)
     rollback = rollback_of(engine, run, backend=backend, span=span, again=again)
-    report = await rollback([step for step in steps.undoable if step.id not in left])
+    report = await rollback(await _probed(engine, [step for step in steps.undoable if step.id not in left], backend))
     report = replace(
         report,
         failed=(*report.failed, *(call_info(step) for step in steps.undoable if step.id in left)),
@@ -268,6 +303,12 @@ async def _roll_back(
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
     run = await move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
     return run, report
+
+
+async def _probed(engine: Engine, steps: Sequence[CallRecord], backend: Backend) -> list[CallRecord]:
+    """``steps`` without those of which a probe finds out, at the last moment, that they did not happen."""
+    asked = [await engine.resolve_in_doubt(step, backend) if step.state in IN_DOUBT else step for step in steps]
+    return [step for step in asked if step.state is not CallState.FAILED]
 
 
 def _drop_unsent(store: Store, run: RunRecord) -> tuple[CallInfo, ...]:

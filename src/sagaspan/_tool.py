@@ -177,6 +177,8 @@ def _check_policy(name: str, policy: Policy) -> None:
         raise ConfigurationError(f"tool {name!r} has effect='read' and defer=True: a read is for now, or it is no read")
     if policy.effect in ("read", "irreversible") and policy.compensate is not None:
         raise ConfigurationError(f"tool {name!r} has effect={policy.effect!r} and compensate=: one of them is wrong")
+    if policy.empty_safe and policy.compensate is None:
+        raise ConfigurationError(f"tool {name!r} has empty_safe=True but no compensate= that it could be said of")
     if policy.lock_wait is not None and policy.lock is None:
         raise ConfigurationError(f"tool {name!r} has lock_wait= but no lock= to wait for; say which lock it takes")
 
@@ -186,7 +188,8 @@ def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Co
         return None
     behind = tool_behind(policy.compensate)
     function = behind.function if behind else policy.compensate
-    return compensation_of(function, parameters, where=where, name=behind.name if behind else None)
+    name = behind.name if behind else None
+    return compensation_of(function, parameters, where=where, name=name, empty_safe=policy.empty_safe)
 
 
 def _probe(policy: Policy, parameters: tuple[str, ...], where: str) -> Probe | None:

@@ -19,10 +19,10 @@ from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, RunError, Ru
 from sagaspan.ledger import transitions
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import family
+from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
-from sagaspan.ledger.resolution import is_unsent
+from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.ledger.store import CallChange, Store
-from sagaspan.ledger.transitions import CallEvent
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -87,17 +87,18 @@ async def _whole_run(
     engine: Engine, run: RunRecord, *, dry_run: bool, probe: bool, backend: Backend, **changes: str | None
 ) -> Undone:
     if probe and run.state is not RunState.COMPENSATING:
-        await saga.unresolved_of(engine, run, backend)
+        await saga.doubts_of(engine, run, backend)
     steps = await backend.io(steps_of, engine.store, run)
-    if steps.unresolved and run.state is not RunState.COMPENSATING:
-        _refuse(run, steps.unresolved[0])
+    doubts = await backend.io(saga.blocking, engine, steps, steps.unresolved)
+    if doubts and run.state is not RunState.COMPENSATING:
+        _refuse(run, doubts[0])
     over = run.state in (RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED, RunState.FAILED)
-    untouched = run.state is RunState.COMPLETED and not steps.happened
+    untouched = run.state is RunState.COMPLETED and not steps.happened and not changes  # an aborted run has ended so
     if not dry_run and over and not steps.undoable:
         await backend.io(saga.close_if_undone, engine.store, run)
     if dry_run or untouched or (over and not steps.undoable):
         return replace(
-            _foreseen(engine, steps.undoable),
+            _foreseen(engine, steps.expected),
             not_compensable=tuple(map(call_info, steps.not_compensable)),
             undeclared=tuple(map(call_info, steps.undeclared)),
             unsent=tuple(map(call_info, steps.unsent)),
@@ -120,7 +121,7 @@ async def _one_call(
         step = await engine.resolve_in_doubt(step, backend)
     if step.state in _UNDONE and not is_unsent(step):
         return Undone()
-    if step.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING):
+    if step.state in (CallState.RUNNING, *IN_DOUBT) and not await _is_safe(engine, step, backend):
         _refuse(run, step)
     if is_unsent(step):
         return await backend.io(_drop, engine.store, step, dry_run)
@@ -135,6 +136,11 @@ async def _one_call(
     return report
 
 
+async def _is_safe(engine: Engine, step: CallRecord, backend: Backend) -> bool:
+    """Whether a call in doubt may be undone as it is."""
+    return step.empty_safe and not await backend.io(may_still_land, engine.store, engine.judge, step)
+
+
 def _foreseen(engine: Engine, steps: Sequence[CallRecord]) -> Undone:
     """What a rollback of ``steps`` would report if everything went well: it stops at the first it cannot undo."""
     missing = (number for number, step in enumerate(steps) if engine.find_compensation(step) is None)
@@ -144,9 +150,8 @@ def _foreseen(engine: Engine, steps: Sequence[CallRecord]) -> Undone:
 
 def _queue(store: Store, step: CallRecord) -> None:
     """Leave a call that is to be undone by itself to a process that can: recovery finds it."""
-    after, audit = transitions.move_call(
-        step, CallEvent.COMPENSATE, now_us(), detail=f"waits for {step.compensate!r}", actor=owner.this_process()
-    )
+    waits = f"waits for {step.compensate!r}"
+    after, audit = transitions.start_undoing(step, now_us(), detail=waits, actor=owner.this_process())
     if not store.commit([CallChange(after, audit, step.version)], synced=True):
         raise RunInProgress(f"the call {step.id} of tool {step.tool!r} was taken by another worker; try again")
 

@@ -66,6 +66,9 @@ class Policy(DeclaredModel):
     ``effect``      ``"read"``, ``"idempotent"``, ``"write"``, ``"irreversible"``; undeclared (None) is protected like
                     a write, but an equal call is a new call. ``compensate``, ``key`` or ``defer`` makes it a write
     ``compensate``  function, or name of a tool, that undoes a call that is done
+    ``empty_safe``  ``compensate`` may also be called if the call did not happen: it finds nothing to undo, and its
+                    service refuses a call that arrives after it. So a call in doubt is undone, instead of holding its
+                    run
     ``approve``     only ``False`` for now: "this irreversible tool asks nobody"
     ``key``         business idempotency key: CEL over the arguments, or a function of them
     ``repeat``      an equal call in the same run, already done: ``"dedupe"``, ``"ask"``, ``"new"``
@@ -117,6 +120,7 @@ class Policy(DeclaredModel):
     max_calls: Annotated[int | None, Field(ge=1)] = None
     loop: Annotated[int, Field(ge=1)] | Literal[False] | None = None
     critical: bool | None = None
+    empty_safe: bool = False
 
     def replace(self, **fields: Any) -> Self:
         """A copy with ``fields`` changed, validated like a new one."""

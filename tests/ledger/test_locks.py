@@ -341,6 +341,38 @@ def test_what_is_answered_from_the_ledger_needs_no_lock(guard: Guard) -> None:
     assert ran == ["o1"]
 
 
+def test_a_run_that_comes_back_to_life_at_the_same_moment_has_its_lock(
+    guard: Guard, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who found a lock free does not get it if its holder took it again before the commit."""
+    undoing, go_on = threading.Event(), threading.Event()
+
+    def back(result: str) -> None:
+        undoing.set()
+        assert go_on.wait(20)
+
+    tool = guard.tool("pay", compensate=back, lock="'account:' + a")(lambda a: a)
+    with guard.run(id="one"):
+        tool("1")
+    undo = threading.Thread(target=guard.compensate, args=("one",), daemon=True)
+    save = SqliteStore.commit
+
+    def commit(self: SqliteStore, changes: Any, *, synced: bool) -> Any:
+        if threading.current_thread() is not undo and not undoing.is_set():
+            undo.start()
+            assert undoing.wait(20)
+        return save(self, changes, synced=synced)
+
+    with guard.run(id="two"):
+        monkeypatch.setattr(SqliteStore, "commit", commit)
+        with pytest.raises(LockConflict, match=r"held by the run 'one' .compensating"):
+            bank.charge("1")
+        go_on.set()
+        undo.join(20)
+        bank.charge("1")
+    assert bank.log == ["charge 1"]
+
+
 def test_a_resumed_run_replays_under_its_own_locks(guard: Guard, caller: Caller) -> None:
     """What is done is not done again; a call that failed takes its lock again."""
     bank = Bank(guard, caller)
@@ -382,7 +414,7 @@ def _apart(job: Callable[[], Any]) -> Iterator[list[Any]]:
         except BaseException as error:
             answer.append(error)
 
-    thread = threading.Thread(target=contextvars.Context().run, args=(work,))
+    thread = threading.Thread(target=contextvars.Context().run, args=(work,), daemon=True)
     thread.start()
     yield answer
     thread.join(30)
@@ -440,7 +472,7 @@ def test_waiting_ends(guard: Guard, caller: Caller) -> None:
 def test_runs_that_want_each_other_s_lock_do_not_wait_for_each_other(guard: Guard) -> None:
     """The younger one is refused at once, which ends it, and the older one goes on."""
     both = threading.Barrier(2)
-    take = guard.tool("take", compensate=lambda result: None, lock="'account:' + a", lock_wait=60)(lambda a: a)
+    take = guard.tool("take", compensate=lambda result: None, lock="'account:' + a", lock_wait=10)(lambda a: a)
     order: list[str] = []
 
     def job(run_id: str, first: str, second: str) -> None:

@@ -43,6 +43,8 @@ _KEYS = "src/sagaspan/keys.py"
 _VIEWS = "src/sagaspan/_views.py"
 _UNDO = "src/sagaspan/_undo.py"
 _COMPLETION = "src/sagaspan/_completion.py"
+_FAMILIES = "src/sagaspan/ledger/families.py"
+_LOCKING = "src/sagaspan/ledger/locks.py"
 
 _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
@@ -55,6 +57,8 @@ _RUNS = "tests/test_runs.py::"
 _STORE = "tests/stores/test_sqlite.py::"
 _DEFERRED = "tests/test_deferred.py::"
 _DEFERRED_CRASHES = "tests/faults/test_deferred.py::"
+_LOCKS = "tests/ledger/test_locks.py::"
+_EMPTY = "tests/test_empty_safe.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -783,7 +787,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 11",
         rule="An undo never comes before its action: calls in flight are waited for.",
         file=_RUN,
-        old="        while self._in_flight and monotonic() < deadline:\n",
+        old="        while self._in_flight and monotonic() < until:\n",
         new="        while False:\n",
         tests=(_RUNS + "test_calls_in_flight_are_awaited_before_the_undo",),
     ),
@@ -887,7 +891,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 10",
         rule="Recovery undoes nothing while a write is in doubt.",
         file=_RECOVERY,
-        old="        undo = lost.undo and not unresolved\n",
+        old="        undo = lost.undo and not doubts.blocking\n",
         new="        undo = lost.undo\n",
         tests=(_RECOVERIES + "test_killed_in_a_write_a_person_is_asked",),
     ),
@@ -906,6 +910,143 @@ RULES: Final[tuple[Rule, ...]] = (
         old="    if await backend.io(is_inside, engine, existing):\n        return None\n",
         new="",
         tests=(_RUNS + "test_a_second_process_in_a_run",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A run that is not over keeps its locks, whatever became of its process.",
+        file=_FAMILIES,
+        old="    if run.state not in _ENDED:\n        return False\n",
+        new="",
+        tests=(
+            _LOCKS + "test_a_run_that_can_go_on_keeps_its_locks",
+            _LOCKS + "test_a_dead_run_keeps_its_locks_until_recovery_ended_it",
+        ),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="What could not be undone keeps the locks of its run.",
+        file=_FAMILIES,
+        old="    if any(call.state in _TO_BE_UNDONE for call in calls):\n        return False\n",
+        new="",
+        tests=(_LOCKS + "test_what_could_not_be_undone_keeps_the_locks",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A call in doubt outside any run keeps its locks.",
+        file=_LOCKING,
+        old="    return call is None or call.state in _SETTLED\n",
+        new="    return call is None or call.state is not CallState.RUNNING\n",
+        tests=(_LOCKS + "test_a_call_in_doubt_outside_any_run_keeps_them",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="The locks are taken in the claim, all or nothing with the record.",
+        file=_LEDGER,
+        old="            commit = await self._commit_held(call, record, [*changes, *locks], in_doubt)\n",
+        new="            commit = await self._commit_held(call, record, changes, in_doubt)\n",
+        tests=(
+            _LOCKS + "test_a_run_holds_its_locks_until_it_is_over",
+            _LOCKS + "test_the_locks_are_part_of_the_one_synced_commit",
+        ),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A lock that was taken since it was found free is refused.",
+        file=_SQLITE,
+        old="where namespace = ? and name = ? and version = ?\n",
+        new="where namespace = ? and name = ? and version <= 1 + ?\n",
+        tests=(_LOCKS + "test_a_run_that_comes_back_to_life_at_the_same_moment_has_its_lock",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="No two runs wait for each other's locks.",
+        file=_LOCKING,
+        old="        if left <= 0 or not await call.io(_may_wait, store, call, lock):\n",
+        new="        if left <= 0:\n",
+        tests=(_LOCKS + "test_runs_that_want_each_other_s_lock_do_not_wait_for_each_other",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A nested run takes its locks for the outermost one.",
+        file=_LOCKING,
+        old="    outer = outermost(store, run)\n",
+        new="    outer = run\n",
+        tests=(_LOCKS + "test_nested_runs_take_their_locks_for_the_outermost",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="What a compensation calls works under the locks of the run that is undone.",
+        file=_ENGINE,
+        old="    return None if parent is None else parent.under\n",
+        new="    return None\n",
+        tests=(_LOCKS + "test_a_rollback_runs_under_the_locks_of_its_run",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A run that was over takes its locks again before it is undone.",
+        file=_SAGA,
+        old="    return {name for step in steps for name in names_of(step.locks)}\n",
+        new="    return set()\n",
+        tests=(_LOCKS + "test_undoing_a_completed_run_takes_its_locks_again",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A call that is undone alone takes its locks again.",
+        file=_ROLLBACK,
+        old="        names = names_of(step.locks) if self._lock else ()\n",
+        new="        names = ()\n",
+        tests=(
+            _LOCKS + "test_undoing_a_completed_run_takes_its_locks_again",
+            _LOCKS + "test_one_call_that_could_not_be_undone_keeps_its_locks",
+        ),
+    ),
+    Rule(
+        section="(b) 2",
+        rule="What is in doubt is undone only where that is declared safe.",
+        file="src/sagaspan/ledger/transitions.py",
+        old=" or (event is CallEvent.COMPENSATE_IN_DOUBT and not record.empty_safe)",
+        new="",
+        tests=("tests/ledger/test_transitions.py::test_a_doubt_is_undone_only_where_that_is_declared_safe",),
+    ),
+    Rule(
+        section="(b) 2",
+        rule="One doubt that is not declared safe holds the whole rollback.",
+        file=_SAGA,
+        old="        call for call in in_doubt if call.id not in steps.safe or may_still_land(",
+        new="        call for call in in_doubt if may_still_land(",
+        tests=(_EMPTY + "test_what_else_is_in_doubt_holds_the_run",),
+    ),
+    Rule(
+        section="(b) 2",
+        rule="What may still have its effect is not undone in doubt.",
+        file=_SAGA,
+        old="if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)\n",
+        new="if call.id not in steps.safe\n",
+        tests=(_EMPTY + "test_a_body_that_does_not_end_holds_the_run",),
+    ),
+    Rule(
+        section="(b) 2",
+        rule="The probe of what is undone in doubt is asked by whoever undoes it.",
+        file=_SAGA,
+        old="    asked = [await engine.resolve_in_doubt(step, backend) if step.state in IN_DOUBT else step for step in steps]\n",
+        new="    asked = list(steps)\n",
+        tests=(_EMPTY + "test_queued_for_another_process_its_probe_is_asked_there",),
+    ),
+    Rule(
+        section="(b) 2",
+        rule="A run that ends well is held by a doubt, also by one that could be undone.",
+        file=_RUN,
+        old="        return bool(doubts.blocking if failed else doubts.open)\n",
+        new="        return bool(doubts.blocking)\n",
+        tests=(_EMPTY + "test_a_run_that_ends_well_is_held_all_the_same",),
+    ),
+    Rule(
+        section="(b) 11",
+        rule="A body that still runs is waited for before its call is undone in doubt.",
+        file=_SAGA,
+        old="        if call.id in steps.safe and until:\n",
+        new="        if False:\n",
+        tests=(_EMPTY + "test_a_body_that_still_runs_is_waited_for",),
     ),
     # -- runs (design 3) ------------------------------------------------------------------------------------------
     Rule(

@@ -104,6 +104,14 @@ def _record_answer(store: Store, record: CallRecord, answer: Answer, settle: flo
     return store.get_call(record.id) or after  # somebody else may have found out meanwhile
 
 
+def may_still_land(store: Store, judge: Judge, record: CallRecord) -> bool:
+    """Whether a body of a call that runs or is in doubt is running on in a process that lives."""
+    if record.state is CallState.RUNNING:
+        return not judge.is_over(record.owner, record.id)
+    going_on = resolution.going_on(history(store, record), last_is_dead=_ended(record))
+    return any(judge.verdict(actor, body_token(record.id)) is Verdict.ALIVE for actor in going_on)
+
+
 def _ended(record: CallRecord) -> bool:
     """Whether the latest attempt's process is dead, or its body has ended in this one."""
     if owner.is_self(record.owner):
@@ -130,6 +138,7 @@ def record_late_result(
             target, history(store, target), epoch=epoch, given_up=given_up, dedupes=dedupes
         )
         if event is None:
+            _warn_if_undone(target)
             return None
         change = _late_change(target, event, value)
         if store.commit([*settling(target, change), *_reopened(store, change.record)], synced=False):
@@ -144,6 +153,15 @@ def _reopened(store: Store, call: CallRecord) -> Iterator[RunChange]:
         after, audit = transitions.move_run(run, RunEvent.PARTIALLY_COMPENSATED, now_us(), detail=resolution.LATE)
         yield RunChange(after, audit, run.version)
         run = store.get_run(run.namespace, run.parent_id) if run.parent_id else None
+
+
+def _warn_if_undone(target: CallRecord) -> None:
+    if target.empty_safe and target.result_lost == transitions.UNDONE_IN_DOUBT:
+        _log.warning(
+            "call %s of tool %r returned after it was undone in doubt; that is well if it happened before, or if its "
+            "service refused it, as empty_safe=True says. See: sagaspan show %s",
+            target.id, target.tool, target.id,
+        )  # fmt: skip
 
 
 def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange:

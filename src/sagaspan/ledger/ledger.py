@@ -606,6 +606,7 @@ def new_record(call: Call) -> CallRecord:
         declared_write=policy.declared_write,
         arguments=call.encoded,
         compensate=None if compensation is None else compensation.name,
+        empty_safe=policy.empty_safe,
         locks=_lock_names(call),
         tool_call_id=call.tool_call_id,
         owner=owner.this_process(),

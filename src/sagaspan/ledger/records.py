@@ -85,6 +85,7 @@ class CallRecord:
     error_type: str | None = None
     error_message: str | None = None
     compensate: str | None = None
+    empty_safe: bool = False
     locks: str | None = None
     reserved: str | None = None
     tool_call_id: str | None = None

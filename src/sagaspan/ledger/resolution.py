@@ -75,12 +75,17 @@ def not_sent(rows: Sequence[AuditRow]) -> bool:
 
 def attempts_over(rows: Sequence[AuditRow], *, last_is_dead: bool) -> bool:
     """Whether no attempt can land any more. ``last_is_dead``: the latest one's process is, or its body has ended."""
+    return not going_on(rows, last_is_dead=last_is_dead)
+
+
+def going_on(rows: Sequence[AuditRow], *, last_is_dead: bool) -> list[str]:
+    """The processes of which an attempt may still land; see ``attempts_over``."""
     lost = [row for row in rows if row.event == CallEvent.LOSE]
-    going_on = Counter(row.actor for row in lost if row.detail not in (BODY_ENDED, PROCESS_DIED))
-    going_on.subtract(row.actor for row in rows if row.event == CallEvent.BODY_ENDED)
+    open_attempts = Counter(row.actor for row in lost if row.detail not in (BODY_ENDED, PROCESS_DIED))
+    open_attempts.subtract(row.actor for row in rows if row.event == CallEvent.BODY_ENDED)
     if last_is_dead and lost:
-        going_on.pop(lost[-1].actor, None)
-    return all(count <= 0 for count in going_on.values())
+        open_attempts.pop(lost[-1].actor, None)
+    return [actor for actor, count in open_attempts.items() if count > 0]
 
 
 def first_sent_us(record: CallRecord, rows: Sequence[AuditRow]) -> int:

@@ -24,6 +24,7 @@ class CallEvent(StrEnum):
     FAIL = "fail"
     LOSE = "lose"
     COMPENSATE = "compensate"
+    COMPENSATE_IN_DOUBT = "compensate_in_doubt"
     COMPENSATION_SUCCEEDED = "compensation_succeeded"
     COMPENSATION_FAILED = "compensation_failed"
     SUPERSEDE = "supersede"
@@ -103,6 +104,9 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     # A call that was run again, and whose earlier attempt turns out to have happened too: the extra effect.
     (None, _E.DUPLICATE_EFFECT): _C.DONE,
     (_C.DONE, _E.COMPENSATE): _C.COMPENSATING,
+    # Only what declares that undoing it is safe even if it did not happen.
+    (_C.UNKNOWN, _E.COMPENSATE_IN_DOUBT): _C.COMPENSATING,
+    (_C.NEEDS_HUMAN, _E.COMPENSATE_IN_DOUBT): _C.COMPENSATING,
     (_C.COMPENSATING, _E.COMPENSATE): _C.COMPENSATING,
     (_C.COMPENSATION_FAILED, _E.COMPENSATE): _C.COMPENSATING,
     (_C.COMPENSATING, _E.COMPENSATION_SUCCEEDED): _C.COMPENSATED,
@@ -163,6 +167,9 @@ KEEPS_RESERVATIONS: Final = frozenset({_C.AWAITING_APPROVAL, _C.SCHEDULED, _C.RU
 CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE, _E.BODY_ENDED, _E.DROP, _E.DONE_BY_HAND})
 RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.COMMIT, _V.FINISH, _V.COMPENSATE}
 
+
+UNDONE_IN_DOUBT: Final = "it was undone while nobody knew whether it had happened"
+"""Why a call that was undone has no result."""
 
 SUPERSEDED: Final = "superseded:"
 """How the scope of a record starts whose key another one took over."""
@@ -227,6 +234,17 @@ def supersede(
     )
 
 
+def start_undoing(
+    record: CallRecord, now_us: int, *, detail: str | None = None, actor: str | None = None
+) -> tuple[CallRecord, AuditRow]:
+    """A step that is undone from here on; what is in doubt only if it is declared safe (``empty_safe``)."""
+    in_doubt = record.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN)
+    if not in_doubt:
+        return move_call(record, CallEvent.COMPENSATE, now_us, detail=detail, actor=actor)
+    event = CallEvent.COMPENSATE_IN_DOUBT
+    return move_call(record, event, now_us, detail=detail, actor=actor, result_lost=UNDONE_IN_DOUBT)
+
+
 def superseded_key(record: CallRecord) -> tuple[str, str] | None:
     """The scope and key that another record took over from ``record``, or None if it has them itself."""
     if not record.scope.startswith(SUPERSEDED):
@@ -245,7 +263,7 @@ def move_call(
 ) -> tuple[CallRecord, AuditRow]:
     """``record`` after ``event``, and the audit row (``actor``: not its owner); raises ``IllegalTransition``."""
     state = CALL_TABLE.get((record.state, event))
-    if state is None:
+    if state is None or (event is CallEvent.COMPENSATE_IN_DOUBT and not record.empty_safe):
         raise IllegalTransition(f"call {record.id}: {event} is not allowed in state {record.state}")
     if event in CALL_ENDINGS:
         changes["ended_us"] = now_us

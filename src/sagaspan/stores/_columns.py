@@ -37,7 +37,7 @@ _CALL_CONSTANTS: Final = frozenset(
     {"id", "namespace", "tool", "key_source", "generation", "idempotency_key", "fingerprint",
      "run_id", "parent_id", "phase",
      "compensates",
-     "effect", "declared_write", "arguments", "compensate", "tool_call_id", "created_us", "claim_seq"}
+     "effect", "declared_write", "arguments", "compensate", "empty_safe", "tool_call_id", "created_us", "claim_seq"}
 )  # fmt: skip
 _RUN_CONSTANTS: Final = frozenset(
     {"namespace", "id", "name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input",
@@ -61,7 +61,8 @@ lock_changes = attrgetter(*LOCK_CHANGING, "namespace", "name")
 def call_record(row: Sequence[Any]) -> CallRecord:
     """The record of a row selected by ``CALL_COLUMNS``."""
     values = dict(zip(CALL_COLUMNS, row, strict=True))
-    values["declared_write"] = bool(values["declared_write"])
+    for name in ("declared_write", "empty_safe"):
+        values[name] = bool(values[name])
     try:
         values["state"] = CallState(values["state"])
         values["phase"] = Phase(values["phase"])
@@ -76,6 +77,7 @@ def _dead_letter(values: dict[str, Any]) -> dict[str, Any]:
         "state": CallState.NEEDS_HUMAN,
         "phase": Phase(values["phase"]) if values["phase"] in list(Phase) else Phase.FORWARD,
         "declared_write": True,
+        "empty_safe": False,
         "error_type": "store_error",
         "error_message": f"its row in the ledger has the state {values['state']!r} and the phase {values['phase']!r}, "
         "which this sagaspan does not know",

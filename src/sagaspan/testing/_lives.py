@@ -108,9 +108,12 @@ _WORDS: Final = {
     CallEvent.SENDING: "sending mark",
     **dict.fromkeys((CallEvent.SUCCEED, CallEvent.FAIL, CallEvent.LOSE), "settle"),
     **dict.fromkeys((CallEvent.COMPENSATION_SUCCEEDED, CallEvent.COMPENSATION_FAILED), "settle"),
-    CallEvent.COMPENSATE: "claim",
+    **dict.fromkeys((CallEvent.COMPENSATE, CallEvent.COMPENSATE_IN_DOUBT), "claim"),
 }
-_UNDOING: Final = (CallEvent.COMPENSATE, CallEvent.COMPENSATION_SUCCEEDED, CallEvent.COMPENSATION_FAILED)
+_UNDOING: Final = (
+    CallEvent.COMPENSATE, CallEvent.COMPENSATE_IN_DOUBT, CallEvent.COMPENSATION_SUCCEEDED,
+    CallEvent.COMPENSATION_FAILED,
+)  # fmt: skip
 _RUN_WORDS: Final = {
     RunEvent.COMPENSATE: "rollback decision",
     **dict.fromkeys(

@@ -11,3 +11,4 @@ create table locks (
 create index locks_by_run on locks (namespace, run_id);
 
 alter table calls add column locks text;
+alter table calls add column empty_safe integer not null default 0;
