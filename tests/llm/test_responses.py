@@ -96,7 +96,8 @@ def test_side_inferences_are_counted() -> None:
         # A proxy that reports Anthropic's cache in OpenAI's words.
         ({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15,
           "prompt_tokens_details": {"cached_tokens": 1000}}, 1010, 5),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 100}}, 10, 105),
+        ({"prompt_tokens": 10, "completion_tokens": 5,
+          "completion_tokens_details": {"reasoning_tokens": 100}}, 10, 105),
         ({"prompt_tokens": 10, "total_tokens": 10}, 10, 0),
     ],
 )  # fmt: skip
