@@ -42,7 +42,7 @@ ALLOWED = {
     "scopes": {"exceptions", "amounts", "budget"},
     "rate": {"exceptions", "_declared"},
     "loops": set(),
-    "llm": {"exceptions", "_declared", "amounts", "llm"},
+    "llm": {"exceptions", "_declared", "amounts", "policy", "llm"},
     "_spans": {"exceptions", "semconv"},
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions"},

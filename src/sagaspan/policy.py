@@ -207,15 +207,19 @@ def load_policies(policies: Policies | str | Path | None) -> PolicyBook:
     if policies is None or isinstance(policies, Mapping):
         return PolicyBook(policies, source="policies")
     path = Path(policies)
+    return PolicyBook(_tools_table(read_policy_file(path), path), source=str(path))
+
+
+def read_policy_file(path: Path) -> dict[str, Any]:
+    """The tables of the TOML file at ``path``; raises ``ConfigurationError`` if it cannot be read."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"the policy file {path} cannot be read ({error.strerror}); check the path, or pass a dict of policies"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the policy file {path} is not valid TOML: {error}") from error
-    return PolicyBook(_tools_table(tables, path), source=str(path))
 
 
 def _tools_table(tables: dict[str, Any], path: Path) -> Policies:
