@@ -65,6 +65,7 @@ ALLOWED = {
     "_run": DATA | {"ledger", "_completion", "_endings", "_rollback", "_saga", "_undo"},
     "_recovery": DATA | {"ledger", "_alone", "_completion", "_endings", "_retries", "_rollback", "_run", "_saga"},
     "_usage": BASE | {"ledger"},
+    "_llm": DATA | {"ledger", "llm", "_outcome"},
     "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
     "_adapters": {"exceptions"},
     "_guard": DATA
@@ -80,6 +81,10 @@ ALLOWED = {
         "_loops",
         "_usage",
         "_views",
+        "_llm",
+        "_loops",
+        "_usage",
+        "llm",
     },
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
     "telemetry": {"exceptions", "semconv", "telemetry", "_fork", "_home"},

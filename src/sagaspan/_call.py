@@ -53,7 +53,7 @@ class Call:
     run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of it.
     ``under`` is the id of the run under whose locks it works, if any: of a call that a compensation makes, the run that
     is undone. ``purse`` are the scopes of its runs with their budgets, ``signals`` what its run's
-    calls brought of late.
+    calls brought of late. ``model`` is set where the call is one of a model, not of a tool.
     ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
     whose body this one is made.
     """
@@ -77,6 +77,7 @@ class Call:
     phase: Phase = Phase.FORWARD
     backend: Backend
     tool_call_id: str | None = None
+    model: str | None = None
     agent: str | None = None
     ancestors: tuple[str, ...] = ()
     scheduled: CallRecord | None = None

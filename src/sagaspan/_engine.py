@@ -390,6 +390,33 @@ class Engine:
             sent_with=sent_with,
         )
 
+    def make_model_call(self, tool: Tool, model: str, arguments: Mapping[str, Any], backend: Backend) -> Call:
+        """A call of a model, which is never answered from the ledger; raises what ``run_in_force`` does."""
+        run = self.run_in_force(backend, tool)
+        record = self._session_run() if run is None else run.record
+        scope, value, id_ = run_scope(record.id, record.generation), new_id(now_us()), new_id(now_us())
+        parent = current_call.get()
+        return Call(
+            id=id_,
+            tool=tool,
+            arguments=arguments,
+            invoke=tool.invoke,
+            encoded=codecs.dump(arguments),
+            key=CallKey(source=KeySource.UNIQUE, scope=scope, value=value, fingerprint=fingerprint([tool.name, value])),
+            generation=0,
+            idempotency_key=idempotency_key(self.namespace, scope, tool.name, value, 0),
+            run=record,
+            purse=((f"run:{record.id}", self.budget),) if run is None else run.purse,
+            backend=backend,
+            model=model,
+            ancestors=() if parent is None else (*parent.ancestors, parent.id),
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where calls are claimed and settled."""
+        return self._ledger
+
     def _key(
         self,
         tool: Tool,

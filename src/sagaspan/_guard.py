@@ -23,6 +23,7 @@ from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._engine import Engine, Origin, call_sync
+from sagaspan._llm import LlmCall, metered
 from sagaspan._loops import check_loop
 from sagaspan._middleware import Middleware
 from sagaspan._recovery import Recoverer, Recovery
@@ -37,6 +38,8 @@ from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import fingerprint
 from sagaspan.ledger.records import RunInfo, RunRecord, RunState, run_info
 from sagaspan.ledger.store import Store
+from sagaspan.llm.demand import Demand
+from sagaspan.llm.prices import Rows, load_prices
 from sagaspan.policy import Policies, Policy, PolicyBook, load_policies
 from sagaspan.scopes import BudgetBook
 from sagaspan.stores import Durability, Migrate, connect, default_store
@@ -55,6 +58,8 @@ class Guard:
         policies: name or glob of a tool to its ``Policy``, or the path of a TOML file with ``[tools.NAME]`` tables.
         budget: of each run, such as ``"2 USD"`` or ``["100k tokens", "10 min"]``.
         budgets: of scopes and globs of them, such as ``{"user:*": "20 USD/day"}``: each user has their own.
+        prices: of models, over those that come along: ``{"my-model": {"input": 2.5, "output": 10}}`` in US dollars
+            per million tokens, or the path of a TOML file with ``[prices]``.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
@@ -74,6 +79,7 @@ class Guard:
         policies: Policies | str | Path | None = None,
         budget: Budgets | None = None,
         budgets: Mapping[str, Budgets] | None = None,
+        prices: Rows | str | Path | None = None,
         middleware: Sequence[Middleware] = (),
         namespace: str = "default",
         on_interrupt: OnInterrupt | None = None,
@@ -91,6 +97,7 @@ class Guard:
         self._file = book if from_file else PolicyBook(None, source="policies")
         self._book = PolicyBook(None, source="policies") if from_file else book
         self._on_interrupt = on_interrupt
+        self.prices = load_prices(prices)
         self.fail_open = fail_open
         self._connect = functools.partial(connect, migrate=migrate, durability=durability)
         self._engine = Engine(
@@ -359,6 +366,48 @@ class Guard:
     async def aset_budget(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
         """As ``set_budget``, for asynchronous callers."""
         await ASYNCIO.io(self.set_budget, scope, budget, actor=actor)
+
+    def llm_call(
+        self,
+        model: str,
+        *,
+        input_tokens: int = 0,
+        max_output_tokens: int | None = None,
+        provider: str | None = None,
+        demand: Demand | None = None,
+    ) -> LlmCall:
+        """A call of a model made by whatever client: ``with guard.llm_call("gpt-4o", input_tokens=900) as call: ...``.
+
+        Entering (``with`` or ``async with``) reserves the most it can cost; in the block say what it used:
+        ``call.settle(response)``, or ``call.settle(input_tokens=950, output_tokens=480)``.
+
+        Args:
+            model: its name, with the provider in front or not.
+            input_tokens: at most so many go in.
+            max_output_tokens: the limit the request sets; None: the model's own limit counts.
+            provider: who serves it, where the name does not say so.
+            demand: all upper bounds together, instead of the two.
+
+        Entering raises ``BudgetExceeded``; ``PolicyDenied`` for a model without a known price under a hard budget of
+        money; ``RunClosed`` or ``StoreError``.
+        """
+        demand = demand or Demand(input_tokens=input_tokens, output_tokens=max_output_tokens)
+        return LlmCall(self._engine, self.prices, model, demand, provider=provider)
+
+    def llm(
+        self,
+        model: str,
+        *,
+        input_tokens: int = 0,
+        max_output_tokens: int | None = None,
+        provider: str | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """A decorator for a function that calls a model and returns its response; each call is an ``llm_call``."""
+        return metered(
+            lambda: self.llm_call(
+                model, input_tokens=input_tokens, max_output_tokens=max_output_tokens, provider=provider
+            )
+        )
 
     def check_loop(self, tool: str, args: Mapping[str, Any] | None = None, *, allowed: int = loops.ALLOWED) -> None:
         """Count a call of ``tool`` that this guard does not make; raises ``LoopDetected`` after ``allowed`` equal ones.

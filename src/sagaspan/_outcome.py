@@ -55,6 +55,18 @@ def _proves_nothing_happened(error: BaseException, policy: Policy, module: str, 
     return len(chain) == 1 and _raised_by(module, error)
 
 
+def never_happened(error: BaseException) -> bool:
+    """Whether ``error``, of a client that asked a model, proves that nothing is billed.
+
+    Providers bill for answers: a request that was not sent, or that an HTTP status refused, costs nothing.
+    """
+    try:
+        links = list(_chain(error, None))
+        return any(_never_sent(link) or (_status(link) or 0) >= 400 for link in links)
+    except Exception:  # noqa: BLE001 - an error's own property that breaks proves nothing
+        return False
+
+
 def _chain(error: BaseException, handling: BaseException | None) -> Iterator[BaseException]:
     """``error`` and what led to it, up to what was being handled before the body started."""
     link: BaseException | None = error

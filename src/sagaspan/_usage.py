@@ -27,7 +27,7 @@ class Spending:
     """What calls used. Amounts of money are US dollars; ``calls`` counts tools and models.
 
     ``reserved`` is held by calls that have not ended; ``limit`` and ``remaining`` are of the tightest hard budget of
-    money of the scope. ``unpriced`` calls of models have no known price, and are not in ``spent``.
+    money of the scope. ``unpriced`` calls are of models without a known price; they count as the dearest known.
     """
 
     spent: Decimal

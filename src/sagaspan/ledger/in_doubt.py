@@ -39,8 +39,11 @@ def declare_lost(store: Store, record: CallRecord, verdict: Verdict) -> CallReco
     harmless = verdict is Verdict.DEAD and resolution.not_sent(history(store, record))
     event = CallEvent.FAIL if harmless else CallEvent.LOSE
     why = resolution.NOT_SENT if harmless else LOST[verdict]
-    after, audit = transitions.move_call(record, event, now_us(), detail=why)
-    store.commit(settling(record, CallChange(after, audit, record.version), NOTHING if harmless else None), synced=True)
+    # Nobody decides about a read or a call of a model: what it reserved is spent, rather than kept for ever.
+    reserved = None if record.effect == "read" else record.reserved
+    after, audit = transitions.move_call(record, event, now_us(), detail=why, reserved=reserved)
+    spent = NOTHING if harmless else None
+    store.commit(settling(record, CallChange(after, audit, record.version), spent), synced=True)
     return store.get_call(record.id) or record
 
 

@@ -34,7 +34,7 @@ from sagaspan.exceptions import (
 from sagaspan.keys import KeySource, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, History, body_token, run_attempts
-from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, reserving, settling, spending
+from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, Spent, reserving, settling, spending
 from sagaspan.ledger.costs import rate_of, spent_by
 from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
@@ -148,14 +148,14 @@ class Ledger:
 
     # -- claim ---------------------------------------------------------------------------------------------
 
-    async def _claim(self, call: Call) -> tuple[Call, _Claim] | Result:
+    async def _claim(self, call: Call) -> tuple[Call, Claim] | Result:
         if call.declared.locks:
             call = in_order(call)
         while True:
             record, audit = transitions.open_call(new_record(call), None if call.tool.policy.defer else _marks(call))
             claimed = await self._commit_claim(call, CallChange(record, audit, claims=True, run_epoch=call.run.epoch))
             if claimed is not None:
-                return call, _Claim(claimed)
+                return call, Claim(claimed)
             existing = await call.io(self._find, call)
             if existing is None:
                 if await call.io(self._limits.reload):
@@ -168,7 +168,7 @@ class Ledger:
             if again is not None:
                 return again
 
-    async def _claim_again(self, call: Call, again: _Again) -> tuple[Call, _Claim] | None:
+    async def _claim_again(self, call: Call, again: _Again) -> tuple[Call, Claim] | None:
         """Claim a call that may run again; None if somebody else was faster. Raises ``RunClosed``."""
         existing = again.record
         in_doubt = existing.state in IN_DOUBT
@@ -194,12 +194,12 @@ class Ledger:
         spent = spending(existing, ONLY_COUNTED if again.why == RESENT else AS_RESERVED)
         claimed = await self._commit_claim(call, change, freeing=freeing, spent=spent, in_doubt=in_doubt)
         if claimed is not None:
-            return call, _Claim(claimed, in_doubt=in_doubt)
+            return call, Claim(claimed, in_doubt=in_doubt)
         if not await call.io(self._limits.reload):
             await self._check_open(call)
         return None
 
-    async def _claim_scheduled(self, call: Call, again: _Again) -> tuple[Call, _Claim] | None:
+    async def _claim_scheduled(self, call: Call, again: _Again) -> tuple[Call, Claim] | None:
         """Claim a deferred call for the run that sends it; None if somebody else was faster. Raises ``RunClosed``."""
         existing = again.record
         in_doubt = existing.state in IN_DOUBT
@@ -210,7 +210,7 @@ class Ledger:
         change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch, run_id=call.run.id)
         claimed = await self._commit_claim(call, change, in_doubt=in_doubt, scheduled=existing.reserved is not None)
         if claimed is not None:
-            return call, _Claim(claimed, in_doubt=in_doubt)
+            return call, Claim(claimed, in_doubt=in_doubt)
         if not await call.io(self._limits.reload):
             await self._check_open(call)
         return None
@@ -424,7 +424,7 @@ class Ledger:
 
     # -- run and settle --------------------------------------------------------------------------------------
 
-    async def _run(self, call: Call, claim: _Claim) -> Result:
+    async def _run(self, call: Call, claim: Claim) -> Result:
         record = claim.record
 
         async def next_attempt() -> None:
@@ -472,7 +472,21 @@ class Ledger:
             return record.started_us
         return first_sent_us(record, await call.io(history, self._store, record))
 
-    def _settle(self, call: Call, claim: _Claim, ended: Ended) -> CallRecord:
+    async def begin(self, call: Call) -> Claim:
+        """Claim a call whose body this layer does not run, under a key of its own; ``end`` settles it."""
+        claimed = await self._claim(call)
+        assert not isinstance(claimed, Result)  # noqa: S101 - nobody else has its key
+        return claimed[1]
+
+    async def end(self, call: Call, claim: Claim, ended: Ended, spent: Spent) -> CallRecord:
+        """Settle a call that was begun."""
+        try:
+            return (await call.shielded(self._settle, call, claim, ended, spent)).value
+        finally:
+            if claim.record.id not in self._unsettled:
+                owner.drop(claim.record.id)
+
+    def _settle(self, call: Call, claim: Claim, ended: Ended, spent: Spent | None = None) -> CallRecord:
         record = claim.record
         if not owner.is_self(record.owner):  # forked inside the body: its end is for the parent to record
             return record
@@ -482,8 +496,10 @@ class Ledger:
             now_us(),
             detail=_how(record, ended),
             **outcome(ended),
+            **({} if spent is None else {"reserved": None}),
         )
-        changes = settling(record, CallChange(after, audit, record.version), spent_by(call, after, ended.value))
+        spent = spent or spent_by(call, after, ended.value)
+        changes = settling(record, CallChange(after, audit, record.version), spent)
         try:
             if not self._store.commit(changes, synced=False):
                 self._settle_taken_over(record, ended)
@@ -496,7 +512,7 @@ class Ledger:
             step()
         return after
 
-    def _save_mark(self, call: Call, claim: _Claim) -> None:
+    def _save_mark(self, call: Call, claim: Claim) -> None:
         """The second mark, on disk before the request is sent; raises if the call was taken over."""
         if not owner.is_self(claim.record.owner):
             raise ConfigurationError(
@@ -513,7 +529,7 @@ class Ledger:
         if ended.state is CallState.DONE:
             self._settle_late(record, ended.value, given_up=False, dedupes=False)
 
-    def _late(self, claim: _Claim, dedupes: bool) -> Callable[[Any], None]:
+    def _late(self, claim: Claim, dedupes: bool) -> Callable[[Any], None]:
         """Told of a result that came after its call was given up: it is evidence once the call is settled."""
 
         def arrived(value: Any) -> None:
@@ -525,7 +541,7 @@ class Ledger:
 
         return arrived
 
-    def _gone(self, claim: _Claim) -> Callable[[], None]:
+    def _gone(self, claim: Claim) -> Callable[[], None]:
         """Told that a body given up has ended without a result: it cannot land any more."""
 
         def ended() -> None:
@@ -555,7 +571,7 @@ class _Again:
     why: str | None = None
 
 
-class _Claim:
+class Claim:
     """The record in hand, which changes with every attempt; it keeps what comes late until it is settled.
 
     ``in_doubt``: an attempt before this claim may have applied, so a clean failure of this one proves nothing of it.

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sagaspan._call import Call
+from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, in_units, show_amount
 from sagaspan.budget import Budget, Window, window_end, window_start
 from sagaspan.exceptions import BudgetExceeded, RateLimited, Refused
@@ -86,6 +87,11 @@ class Limits:
         counted = [self._reserve(call, *one, at_us) for one in found if one[1].unit in call.declared.costs]
         return sorted(counted, key=_order)
 
+    def caps_money(self, call: Call) -> bool:
+        """Whether a hard budget of money holds for ``call``, as far as this process knows."""
+        priced = call.declare(costs={Unit.USD: 0})
+        return any(change.record.cap is not None for change in self.reservations(priced, now_us()))
+
     def _reserve(self, call: Call, scope: str, budget: Budget, at_us: int) -> ReserveChange:
         record = row_of(self._namespace, scope, budget, at_us)
         return ReserveChange(record, call.declared.costs[budget.unit])
@@ -150,7 +156,8 @@ def scopes_of_run(run: RunRecord, agent: str | None = None) -> list[str]:
 
 
 def _scopes_of(call: Call) -> list[str]:
-    return [*scopes_of_run(call.run, call.agent), f"tool:{call.tool.name}"]
+    own = f"tool:{call.tool.name}" if call.model is None else f"model:{call.model}"
+    return [*scopes_of_run(call.run, call.agent), own]
 
 
 def _max_calls(call: Call) -> list[tuple[str, Budget]]:

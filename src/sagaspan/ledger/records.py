@@ -233,7 +233,7 @@ class LimitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
-    """What one call cost and used, written when it is settled: ``cost`` in nano-USD (None: its price is not known).
+    """What one call cost and used, written when it is settled: ``cost`` in nano-USD, assumed where ``prices`` says so.
 
     ``cached_tokens`` are part of the input, ``reasoning_tokens`` of the output. ``prices`` says which prices.
     """

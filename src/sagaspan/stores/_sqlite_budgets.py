@@ -70,7 +70,7 @@ def usage_query(
     key = "null" if by is None else _KINDS[by]
     return (
         f"""
-select {key}, count(*), coalesce(sum(u.cost), 0), sum(u.call_id is not null and u.cost is null),
+select {key}, count(*), coalesce(sum(u.cost), 0), coalesce(sum(u.prices like '%, assumed'), 0),
        coalesce(sum(u.input_tokens), 0), coalesce(sum(u.output_tokens), 0), coalesce(sum(u.cached_tokens), 0),
        coalesce(sum(u.reasoning_tokens), 0)
   from calls c join runs r on r.namespace = c.namespace and r.id = c.run_id left join usage u on u.call_id = c.id

@@ -1,0 +1,286 @@
+"""Calls of models: reserved before they are sent, settled with what they used, records of the same ledger.
+
+They do not pass through the onion: a model is asked by somebody else's client, often as a stream, so there is no body
+to run between a claim and a settle, and nothing to replay or to undo. ``guard.llm_call`` is the two ends of it; the
+drop-in clients and the adapters are made of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from opentelemetry.trace import INVALID_SPAN, Span
+from opentelemetry.util.types import AttributeValue
+
+from sagaspan import _spans as spans
+from sagaspan import semconv
+from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
+from sagaspan._call import Call
+from sagaspan._context import current_run
+from sagaspan._outcome import never_happened
+from sagaspan._tool import Tool, tool_of
+from sagaspan.amounts import MAX_AMOUNT, Unit
+from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, Refused
+from sagaspan.ledger.attempts import Ended
+from sagaspan.ledger.budgets import AS_RESERVED, ONLY_COUNTED, Spent
+from sagaspan.ledger.ledger import Claim
+from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
+from sagaspan.llm.demand import Demand
+from sagaspan.llm.prices import Price, Prices
+from sagaspan.llm.responses import read_usage
+from sagaspan.llm.usage import Usage
+from sagaspan.policy import Policy
+
+if TYPE_CHECKING:
+    from sagaspan._engine import Engine
+
+_log = logging.getLogger("sagaspan")
+_POLICY: Final = Policy(effect="read", loop=False)
+_MOST_OUTPUT: Final = 1_000_000
+"""Output tokens that a model without a known limit is assumed to give at most."""
+
+
+@functools.cache
+def _tool_of(model: str) -> Tool:
+    def ask() -> None:
+        """The body of a model's call is its client."""
+
+    return tool_of(ask, name=semconv.SPAN_CHAT.format(model=model), policy=_POLICY)
+
+
+class LlmCall:
+    """One call of a model: entering reserves what it may cost, leaving settles what it used.
+
+    ``settle`` says what that was. Left by an error, it costs nothing if that proves that the model was not asked, or
+    that its provider refused, and else all that was reserved; left without ``settle``, all of it too.
+    """
+
+    def __init__(
+        self, engine: Engine, prices: Prices, model: str, demand: Demand, *, provider: str | None = None
+    ) -> None:
+        self.model = model
+        self.provider = provider
+        self.demand = demand
+        self._engine = engine
+        self._prices = prices
+        self._usage: Usage | None = None
+        self._cost: Price | None = None
+        self._call: Call | None = None
+        self._claim: Claim | None = None
+        self._record: CallRecord | None = None
+        self._started_us = 0
+        self._busy = ExitStack()
+        self._span: Span = INVALID_SPAN
+
+    # -- what users do -----------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The id of the call in the ledger. Raises ``ConfigurationError`` before it is entered."""
+        if self._call is None:
+            raise ConfigurationError("a call of a model has an id once it is entered: with guard.llm_call(...) as call")
+        return self._call.id
+
+    @property
+    def usage(self) -> Usage | None:
+        """What ``settle`` was told."""
+        return self._usage
+
+    @property
+    def cost(self) -> Price | None:
+        """What it cost, once ``settle`` was told what it used."""
+        return self._cost
+
+    def settle(self, response: Any = None, /, **counts: Any) -> Price:
+        """Say what the call used: the provider's response (or its usage), or the fields of ``Usage``.
+
+        It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``.
+        """
+        usage = Usage(**counts) if response is None else read_usage(response)
+        if usage is None:
+            raise ConfigurationError(
+                f"the {type(response).__name__} does not say what the call of {self.model!r} used; "
+                "pass input_tokens= and output_tokens="
+            )
+        self._usage, self._cost = usage, self._prices.price_of(self.model, usage, self.provider)
+        return self._cost
+
+    def __enter__(self) -> Self:
+        run_sync(self.begin(SYNC))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        run_sync(self.end(error))
+
+    async def __aenter__(self) -> Self:
+        await self.begin(ASYNCIO)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.end(error)
+
+    # -- the two ends --------------------------------------------------------------------------------------------
+
+    async def begin(self, backend: Backend) -> None:
+        """Reserve what it may cost; raises ``BudgetExceeded``, ``PolicyDenied``, ``RunClosed`` or ``StoreError``."""
+        if self._call is not None:
+            raise ConfigurationError("this call of a model was made already; make another with guard.llm_call(...)")
+        arguments = {"model": self.model, "input_tokens": self.demand.input_tokens, "output_tokens": self.most_output}
+        call = self._engine.make_model_call(_tool_of(self.model), self.model, arguments, backend)
+        bound = self._prices.bound(self.model, self.demand, self.provider)
+        call = call.declare(costs=self._costs(bound))
+        self._span = spans.start(self._engine.tracer, call.tool.name, _opening(self, call))
+        run = current_run.get()
+        inside = run if run is not None and run.id == call.run.id else None
+        try:
+            if bound.missing is not None and self._engine.limits.caps_money(call):
+                raise PolicyDenied(
+                    f"{call.tool.name!r} was not sent: a hard budget of money holds, and {bound.missing}"
+                )
+            if inside is not None:
+                self._busy.enter_context(inside.busy())
+            self._claim = await self._engine.ledger.begin(call)
+        except BaseException as error:
+            self._busy.close()
+            spans.end(self._span, {semconv.CALL_EXECUTED: False}, error)
+            if inside is not None and isinstance(error, BudgetExceeded):
+                inside.doom(error)
+            raise
+        self._call, self._started_us = call, self._claim.record.started_us
+
+    @property
+    def most_output(self) -> int:
+        """The most output tokens it is counted with."""
+        if self.demand.output_tokens is not None:
+            return self.demand.output_tokens
+        most = self._prices.affordable(self.model, self.demand, MAX_AMOUNT, self.provider)
+        return _MOST_OUTPUT if most is None else most
+
+    def _costs(self, bound: Price) -> Mapping[str, int]:
+        tokens = self.demand.input_tokens + self.most_output * self.demand.choices
+        return {Unit.USD: bound.nano_usd, Unit.TOKENS: tokens, Unit.CALLS: 1}
+
+    async def end(self, error: BaseException | None) -> None:
+        """Settle it; ``error`` is what ended it, if anything did."""
+        if self._call is None or self._claim is None:
+            return
+        call, claim = self._call, self._claim
+        self._claim = None
+        try:
+            ended, spent = self._ended(error)
+            self._record = await self._engine.ledger.end(call, claim, ended, spent)
+        finally:
+            self._busy.close()
+            _close_span(self, error)
+
+    def _ended(self, error: BaseException | None) -> tuple[Ended, Spent]:
+        """How it ended, and what is booked for it."""
+        if self._usage is not None:
+            return Ended(state=CallState.DONE, value=_told(self._usage)), self._spent(self._usage)
+        if error is not None and (isinstance(error, Refused) or never_happened(error)):
+            return Ended(state=CallState.FAILED, error=error), ONLY_COUNTED
+        if error is not None:
+            return Ended(state=CallState.UNKNOWN, error=error), self._as_reserved()
+        _log.warning(
+            "nobody said what the call %s of %r used; it is booked with all it had reserved", self.id, self.model
+        )
+        return Ended(state=CallState.DONE), self._as_reserved()
+
+    def _spent(self, usage: Usage) -> Spent:
+        cost = self._cost or self._prices.price_of(self.model, usage, self.provider)
+        amounts: dict[str, int] = {Unit.USD: cost.nano_usd, Unit.TOKENS: usage.total_tokens, Unit.CALLS: 1}
+        return Spent(amounts=amounts, usage=self._row(usage, cost.nano_usd, cost.source))
+
+    def _as_reserved(self) -> Spent:
+        bound = self._prices.bound(self.model, self.demand, self.provider)
+        most = Usage(input_tokens=self.demand.input_tokens, output_tokens=self.most_output * self.demand.choices)
+        return Spent(amounts=AS_RESERVED.amounts, usage=self._row(most, bound.nano_usd, f"{bound.source}, as reserved"))
+
+    def _row(self, usage: Usage, cost: int, source: str) -> UsageRecord:
+        assert self._call is not None  # noqa: S101 - it was begun
+        call = self._call
+        return UsageRecord(
+            call_id=call.id, namespace=call.run.namespace, run_id=call.run.id, at_us=self._started_us,
+            tool=call.tool.name, model=self.model, provider=self.provider, agent=call.run.agent, cost=cost,
+            prices=source, input_tokens=usage.input_tokens, output_tokens=usage.output_tokens,
+            cached_tokens=usage.cache_read_tokens, reasoning_tokens=usage.reasoning_tokens,
+        )  # fmt: skip
+
+
+def metered(make: Callable[[], LlmCall]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: each call of the function is one of a model, and what it returns says what that used."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+                async with make() as call:
+                    response = await function(*args, **kwargs)
+                    call.settle(response)
+                return response
+
+            return asynchronous
+
+        @functools.wraps(function)
+        def synchronous(*args: Any, **kwargs: Any) -> Any:
+            with make() as call:
+                response = function(*args, **kwargs)
+                call.settle(response)
+            return response
+
+        return synchronous
+
+    return decorate
+
+
+def _told(usage: Usage) -> dict[str, Any]:
+    return {name: value for name, value in asdict(usage).items() if value}
+
+
+def _opening(self: LlmCall, call: Call) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        semconv.GEN_AI_OPERATION_NAME: semconv.OPERATION_CHAT,
+        semconv.GEN_AI_REQUEST_MODEL: self.model,
+        semconv.RUN_ID: call.run.id,
+        semconv.RUN_NAME: call.run.name,
+        semconv.OPENINFERENCE_SPAN_KIND: "LLM",
+    }
+    optional: tuple[tuple[str, AttributeValue | None], ...] = (
+        (semconv.GEN_AI_PROVIDER_NAME, self.provider),
+        (semconv.GEN_AI_REQUEST_MAX_TOKENS, self.demand.output_tokens),
+        (semconv.GEN_AI_CONVERSATION_ID, call.run.conversation),
+        (semconv.GEN_AI_AGENT_NAME, call.run.agent),
+    )
+    attributes.update({name: value for name, value in optional if value is not None})
+    return attributes
+
+
+@spans.harmless(None)
+def _close_span(self: LlmCall, error: BaseException | None) -> None:
+    attributes: dict[str, AttributeValue] = {semconv.CALL_ID: self.id, semconv.CALL_EXECUTED: True}
+    if self._record is not None:
+        attributes[semconv.CALL_STATE] = self._record.state
+    usage, cost = self._usage, self._cost
+    if usage is not None and cost is not None:
+        attributes |= {
+            semconv.GEN_AI_USAGE_INPUT_TOKENS: usage.input_tokens,
+            semconv.GEN_AI_USAGE_OUTPUT_TOKENS: usage.output_tokens,
+            semconv.GEN_AI_USAGE_CACHED_TOKENS: usage.cache_read_tokens,
+            semconv.GEN_AI_USAGE_REASONING_TOKENS: usage.reasoning_tokens,
+            semconv.COST_USD: cost.nano_usd / 1e9,
+        }
+        if usage.model:
+            attributes[semconv.GEN_AI_RESPONSE_MODEL] = usage.model
+    spans.end(self._span, attributes, error)

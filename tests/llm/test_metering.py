@@ -1,0 +1,166 @@
+"""Calls of models by hand: reserved before, settled after, in the same ledger as tools."""
+
+from __future__ import annotations
+
+import sqlite3
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sagaspan import BudgetExceeded, ConfigurationError, Guard, PolicyDenied
+
+CHEAP = {"cheap": {"input": 1, "output": 10}}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def guard(ledger: Path) -> Guard:
+    return Guard(f"sqlite:///{ledger}", prices=CHEAP, budgets={"model:cheap": ["1 USD", "1M tokens"]})
+
+
+def _rows(ledger: Path, query: str) -> list[Any]:
+    with sqlite3.connect(ledger) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_a_call_is_settled_with_what_it_used(guard: Guard, ledger: Path) -> None:
+    """Reserved at most, booked exactly."""
+    with (
+        guard.run("r", id="r", user="u", agent="a"),
+        guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call,
+    ):
+        assert guard.usage(model="cheap").reserved == Decimal("0.006")
+        call.settle(input_tokens=950, output_tokens=480, reasoning_tokens=80, cache_read_tokens=100)
+    found = guard.usage(run="r")
+    assert found.spent == Decimal("0.00575")
+    assert (found.calls, found.input_tokens, found.output_tokens) == (1, 950, 480)
+    assert (found.cached_tokens, found.reasoning_tokens, found.unpriced) == (100, 80, 0)
+    assert (
+        guard.usage(user="u").spent == guard.usage(agent="a").spent == guard.usage(model="cheap").spent == found.spent
+    )
+    assert _rows(ledger, "select unit, spent, reserved from budgets order by unit") == [
+        ("USD", 5_750_000, 0), ("tokens", 1430, 0)
+    ]  # fmt: skip
+    [record] = guard.runs.get("r").calls
+    assert (record.tool, record.state) == ("chat cheap", "done")
+
+
+async def test_asynchronously(guard: Guard) -> None:
+    """The same with async with."""
+    async with guard.llm_call("cheap", input_tokens=10, max_output_tokens=10) as call:
+        call.settle({"usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}})
+    assert (await guard.ausage(model="cheap")).output_tokens == 5
+
+
+def test_what_does_not_fit_is_not_sent(guard: Guard) -> None:
+    """The upper bound counts, not what it would have used; the run is stopped."""
+    with (
+        pytest.raises(BudgetExceeded) as caught,
+        guard.run("r", id="r"),
+        guard.llm_call("cheap", input_tokens=1000, max_output_tokens=200_000),
+    ):
+        raise AssertionError("it was sent")
+    assert caught.value.scope == "model:cheap"
+    assert guard.runs.get("r").reason == "budget"
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "spent"),
+    [(TimeoutError("read"), "unknown", "0.006"), (ConnectionRefusedError(), "failed", "0"), ("429", "failed", "0"),
+     ("500", "failed", "0")],
+)  # fmt: skip
+def test_an_error_costs_what_it_may_have_cost(guard: Guard, error: Any, state: str, spent: str) -> None:
+    """What was never answered is not billed; what may have been is booked as reserved, and nothing stays reserved."""
+    import httpx
+
+    if isinstance(error, str):
+        request = httpx.Request("POST", "http://localhost")
+        error = httpx.HTTPStatusError("no", request=request, response=httpx.Response(int(error), request=request))
+    with (
+        pytest.raises(type(error)),
+        guard.run("r", id="r"),
+        guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500),
+    ):
+        raise error
+    [record] = guard.runs.get("r").calls
+    assert record.state == state
+    found = guard.usage(model="cheap")
+    assert (found.spent, found.reserved) == (Decimal(spent), 0)
+
+
+def test_a_call_nobody_settled_is_booked_as_reserved(guard: Guard, caplog: pytest.LogCaptureFixture) -> None:
+    """And the log says so."""
+    with guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500):
+        pass
+    assert guard.usage(model="cheap").spent == Decimal("0.006")
+    assert "nobody said what the call" in caplog.text
+
+
+def test_a_model_without_a_price(ledger: Path) -> None:
+    """Refused under a hard budget of money; else counted as the dearest known, and flagged."""
+    guard = Guard(f"sqlite:///{ledger}")
+    with guard.llm_call("nobody/knows-this", input_tokens=1000, max_output_tokens=1) as call:
+        call.settle(input_tokens=1000, output_tokens=1)
+    found = guard.usage()
+    assert found.unpriced == 1
+    assert found.spent > 0
+    with (
+        pytest.raises(PolicyDenied, match="no price is known"),
+        guard.run("r", budget="1 USD"),
+        guard.llm_call("nobody/knows-this", input_tokens=1, max_output_tokens=1),
+    ):
+        raise AssertionError("it was sent")
+
+
+def test_known_prices_come_along(ledger: Path) -> None:
+    """Offline; with the provider in front, and dated."""
+    guard = Guard(f"sqlite:///{ledger}")
+    for model in ("gpt-4o", "openai/gpt-4o", "gpt-4o-2024-08-06"):
+        with guard.llm_call(model, input_tokens=10, max_output_tokens=10) as call:
+            cost = call.settle(input_tokens=1_000_000, output_tokens=0)
+        assert cost.missing is None
+        assert cost.nano_usd > 10**9
+
+
+def test_a_response_without_usage(guard: Guard) -> None:
+    """Says so, instead of counting nothing."""
+    with guard.llm_call("cheap", input_tokens=1, max_output_tokens=1) as call:
+        with pytest.raises(ConfigurationError, match="does not say"):
+            call.settle(object())
+        call.settle(input_tokens=1, output_tokens=1)
+
+
+def test_a_decorated_function(guard: Guard) -> None:
+    """What it returns says what it used."""
+
+    @guard.llm("cheap", input_tokens=100, max_output_tokens=100)
+    def ask(question: str) -> dict[str, Any]:
+        return {"answer": question, "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
+
+    assert ask("why?")["answer"] == "why?"
+    assert guard.usage(model="cheap").input_tokens == 7
+
+
+def test_a_dead_process_leaves_nothing_reserved(tmp_path: Path) -> None:
+    """Nobody decides about a model's call: recovery books what it had reserved."""
+    from sagaspan.testing import World
+
+    def job(world: Any) -> None:
+        guard = Guard(world.store, prices=CHEAP, budgets={"model:cheap": "1 USD"})
+        with guard.run("r", id="r"), guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call:
+            world.effect("asked")
+            call.settle(input_tokens=1, output_tokens=1)
+
+    with World(job) as world:
+        world.process(job, die_at="asked: after effect")
+        guard = Guard(world.store, prices=CHEAP, budgets={"model:cheap": "1 USD"})
+        assert guard.usage(model="cheap").reserved == Decimal("0.006")
+        guard.recover()
+        assert guard.usage(model="cheap").reserved == 0
+        assert guard.usage(model="cheap").remaining == Decimal("0.994")
