@@ -82,8 +82,6 @@ ALLOWED = {
         "_usage",
         "_views",
         "_llm",
-        "_loops",
-        "_usage",
         "llm",
     },
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
