@@ -264,6 +264,7 @@ class Engine:
             except (Refused, StoreUnavailable):
                 run.did_not_happen(call)
                 raise
+            run.asked_for(result.record.id)
             if result.state is CallState.FAILED:
                 run.did_not_happen(call)
             elif tool.policy.compensate is not None or tool.policy.defer:

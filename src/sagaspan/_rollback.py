@@ -24,10 +24,21 @@ from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, run_attempts
+from sagaspan.ledger.committed import is_committed
 from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
-from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info, names_of
+from sagaspan.ledger.records import (
+    UNREADABLE,
+    CallInfo,
+    CallRecord,
+    CallState,
+    Phase,
+    RunRecord,
+    RunState,
+    call_info,
+    names_of,
+)
 from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
@@ -39,6 +50,12 @@ FindCompensation = Callable[[CallRecord], Compensation | None]
 PATIENCE_SECONDS: Final = 5.0
 PATIENT: Final = Retry(attempts=3, initial_delay=0.25, max_delay=2.0)
 UNDO_KEY: Final = "undo"
+CLOSED_WITH_OUTER: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
+"""States in which a nested run is undone with the one it is in."""
+
+WITH_OUTER: Final = "outer run"
+"""The ``reason`` of a nested run that was."""
+
 _HAPPENED: Final = (CallState.DONE, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
 _UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
 
@@ -113,7 +130,7 @@ class Undone:
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
     everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
-    calls = _on_their_own([call for call in everything if call.place > run.committed_seq])
+    calls = _on_their_own([call for call in everything if not is_committed(run, call)])
     safe = frozenset(call.id for call in calls if call.empty_safe and call.compensate and call.state in _UNSURE)
     in_doubt = [call for call in _on_their_own(everything) if call.state in _UNSURE]
     return Steps(
@@ -132,8 +149,16 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
             call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
         ),
         unsent=tuple(call for call in everything if is_unsent(call)),
-        undone=any(call.state is CallState.COMPENSATED and call.run_id == run.id for call in calls),
+        undone=any(call.state is CallState.COMPENSATED and _is_undone_with(store, run, call) for call in calls),
     )
+
+
+def _is_undone_with(store: Store, run: RunRecord, call: CallRecord) -> bool:
+    """Whether ``call`` was undone with ``run``, and not by a nested run that undid itself."""
+    if call.run_id == run.id:
+        return True
+    inner = store.get_run(call.namespace, call.run_id)
+    return inner is not None and (inner.state in CLOSED_WITH_OUTER or inner.reason == WITH_OUTER)
 
 
 def _on_their_own(calls: Sequence[CallRecord]) -> list[CallRecord]:
