@@ -15,10 +15,10 @@ from opentelemetry.trace import Span, Tracer
 from sagaspan import _owner as owner
 from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
-from sagaspan._backends import Backend
+from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, new_id, now_us
-from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation
+from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation, Handler
 from sagaspan._tool import tool_of
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
@@ -28,6 +28,7 @@ from sagaspan.ledger.committed import is_committed
 from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
+from sagaspan.ledger.looking import SECONDS, look
 from sagaspan.ledger.records import (
     UNREADABLE,
     CallInfo,
@@ -229,6 +230,8 @@ class Rollback:
         lost = _lost(step, compensation)
         if lost is not None:
             return await self._give_up(step, f"{compensation.name!r} asks for {lost}")
+        if compensation.expect is not None and (why := await self._forbidden(step, compensation.expect)) is not None:
+            return await self._give_up(step, why, error_type=transitions.WORLD_CHANGED, error_message=why)
         span = self._span(step, compensation)
         call = self._call(step, compensation, span)
         step, record = await self._backend.io(self._claim, call, step)
@@ -248,12 +251,14 @@ class Rollback:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    async def _give_up(self, step: CallRecord, why: str) -> CallRecord:
+    async def _give_up(self, step: CallRecord, why: str, **changes: str) -> CallRecord:
         """A step that is not even tried to be undone."""
         undoing, audit = transitions.start_undoing(step, now_us())
-        failed, why_audit = transitions.move_call(undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why)
-        changes = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
-        await self._backend.io(self._save, *changes)
+        failed, why_audit = transitions.move_call(
+            undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why, **changes
+        )
+        both = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
+        await self._backend.io(self._save, *both)
         return failed
 
     def _save(self, *changes: CallChange) -> None:
@@ -332,6 +337,36 @@ class Rollback:
         changes.append(CallChange(after_step, audit, step.version))
         await self._backend.io(self._save, *changes)
         return after_step
+
+    # -- the world -------------------------------------------------------------------------------------------
+
+    async def _forbidden(self, step: CallRecord, expect: Handler) -> str | None:
+        """Why ``step`` is not to be undone: ``expect`` does not say that this overwrites nothing. None if it does.
+
+        Asked before every round. What an attempt that died may have undone already, it cannot tell from what somebody
+        else did: then a person looks.
+        """
+        earlier = await self._backend.io(undo_of, self._store, step)
+        if earlier is not None and earlier.state is CallState.DONE:  # only not noted on the step
+            return None
+        answer = await self._answer(step, expect)
+        if answer is None:
+            return None
+        perhaps = "" if earlier is None else "; an earlier attempt may have undone it"
+        return f"it is left as it is, because {expect.name!r} {answer}{perhaps}"
+
+    async def _answer(self, step: CallRecord, expect: Handler) -> str | None:
+        if (lost := _lost(step, expect)) is not None:
+            return f"asks for {lost}"
+        forward = call_info(step)
+        arguments = expect.arguments(forward, forward.idempotency_key)
+        try:
+            said = await look(expect.function, arguments, is_async=expect.is_async, backend=self._backend)
+        except BodyTimeout:
+            return f"took longer than {SECONDS:g} s"
+        except Exception as error:  # noqa: BLE001 - what cannot be looked at may have changed
+            return f"could not say: {type(error).__name__}: {spans.error_message(error) or ''}"
+        return None if said is True else f"says {said!r}, not True: what the call left has changed since"
 
     # -- the body --------------------------------------------------------------------------------------------
 
@@ -449,8 +484,8 @@ def _said(error: BaseException | None) -> str | None:
     return None if error is None else spans.error_message(error) or type(error).__name__
 
 
-def _lost(step: CallRecord, compensation: Compensation) -> str | None:
-    """What the compensation asks for that nobody has, and why; undoing with a stand-in would be a guess."""
+def _lost(step: CallRecord, compensation: Handler) -> str | None:
+    """What a handler asks for that nobody has, and why; undoing with a stand-in would be a guess."""
     forward = call_info(step)
     asked = compensation.declared & OF_THE_RESULT
     if asked:

@@ -59,6 +59,7 @@ _DEFERRED = "tests/test_deferred.py::"
 _DEFERRED_CRASHES = "tests/faults/test_deferred.py::"
 _LOCKS = "tests/ledger/test_locks.py::"
 _EMPTY = "tests/test_empty_safe.py::"
+_EXPECT = "tests/test_expect.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -1039,6 +1040,49 @@ RULES: Final[tuple[Rule, ...]] = (
         old="if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)\n",
         new="if call.id not in steps.safe\n",
         tests=(_EMPTY + "test_a_body_that_does_not_end_holds_the_run",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="What somebody else has changed since is not overwritten by an undo.",
+        file=_ROLLBACK,
+        old='        return None if said is True else f"says',
+        new='        return None if said is not None else f"says',
+        tests=(
+            _EXPECT + "test_what_somebody_changed_since_is_not_overwritten",
+            _EXPECT + "test_killed_while_it_was_undone",
+        ),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="Only True permits an undo that expects something.",
+        file=_ROLLBACK,
+        old='        return None if said is True else f"says',
+        new='        return None if said else f"says',
+        tests=(_EXPECT + "test_anything_else_is_no_yes",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="An expectation that fails forbids the undo.",
+        file=_ROLLBACK,
+        old="            return f\"could not say: {type(error).__name__}: {spans.error_message(error) or ''}\"\n",
+        new="            return None\n",
+        tests=(_EXPECT + "test_anything_else_is_no_yes",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="What is left to a person because the world changed is not tried again by itself.",
+        file="src/sagaspan/_retries.py",
+        old="    if step.error_type == WORLD_CHANGED:",
+        new="    if False:",
+        tests=(_EXPECT + "test_recovery_does_not_ask_again",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A process that does not know what to expect does not undo.",
+        file=_ENGINE,
+        old="        return None if found is None or (call.expect is not None and found.expect is None) else found\n",
+        new="        return found\n",
+        tests=(_EXPECT + "test_without_the_expectation_it_waits_for_a_process_that_has_it",),
     ),
     Rule(
         section="(b) 2",

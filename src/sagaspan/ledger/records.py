@@ -86,6 +86,7 @@ class CallRecord:
     error_message: str | None = None
     compensate: str | None = None
     empty_safe: bool = False
+    expect: str | None = None
     locks: str | None = None
     tool_call_id: str | None = None
     owner: str
