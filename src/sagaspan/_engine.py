@@ -18,13 +18,13 @@ from sagaspan import codecs
 from sagaspan._backends import SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
 from sagaspan._clock import new_id, now_us
-from sagaspan._compensation import Compensation, compensation_of, same_callable
+from sagaspan._compensation import Compensation, compensation_of, same_callable, same_handler
 from sagaspan._context import current_call, current_run
 from sagaspan._middleware import Middleware, compose
 from sagaspan._probe import Probe
 from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
-from sagaspan._tool import Tool
+from sagaspan._tool import Tool, expectation
 from sagaspan.budget import Budget
 from sagaspan.exceptions import (
     ApprovalPending,
@@ -194,7 +194,7 @@ class Engine:
     def _know(self, tool: str, compensation: Compensation) -> None:
         """Know a compensation by name; of two that are bound to different things neither is known any more."""
         known = self._compensations.get((tool, compensation.name), compensation)
-        same = known is not None and same_callable(known.function, compensation.function)
+        same = known is not None and all(map(same_handler, (known, known.expect), (compensation, compensation.expect)))
         self._compensations[tool, compensation.name] = compensation if same else None
 
     def compensation_for(self, tool: Tool) -> Compensation | None:
@@ -210,7 +210,9 @@ class Engine:
                 self._resolve_names()
             except ConfigurationError as error:  # of another tool: what can be undone still is
                 _log.warning("%s", error)
-        return self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
+        found = self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
+        # What was to be asked before it is undone is not left out, because somebody took that away since.
+        return None if found is None or (call.expect is not None and found.expect is None) else found
 
     def find_deferred(self, call: CallRecord) -> Tool | None:
         """The tool that sends a recorded call, or None."""
@@ -245,11 +247,11 @@ class Engine:
                 hint = f"did you mean {', '.join(near)}?" if near else "register it with @guard.tool"
                 raise ConfigurationError(f"tool {tool.name!r}: there is no tool {name!r} to compensate it; {hint}")
             where = f"tool {tool.name!r}"
-            empty_safe = tool.policy.empty_safe
-            self._know(
-                tool.name,
-                compensation_of(undo.function, tool.parameters, where=where, name=name, empty_safe=empty_safe),
-            )
+            compensation = compensation_of(
+                undo.function, tool.parameters, where=where, name=name, empty_safe=tool.policy.empty_safe,
+                expect=expectation(tool.policy),
+            )  # fmt: skip
+            self._know(tool.name, compensation)
             self._unresolved.discard(tool)
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -288,6 +290,7 @@ class Engine:
                 if isinstance(error, BudgetExceeded) or (isinstance(error, LoopDetected) and error.stops):
                     run.doom(error)
                 raise
+            run.asked_for(result.record.id)
             if result.state is CallState.FAILED:
                 run.did_not_happen(call)
             elif tool.policy.compensate is not None or tool.policy.defer:

@@ -9,6 +9,7 @@ from sagaspan._clock import now_us
 from sagaspan._rollback import undo_of
 from sagaspan.ledger.records import CallRecord, CallState
 from sagaspan.ledger.store import Store
+from sagaspan.ledger.transitions import WORLD_CHANGED
 from sagaspan.policy import Retry
 
 ATTEMPTS: Final = 8
@@ -24,6 +25,8 @@ _FIRST_PAUSE_US: Final = 60 * 1_000_000
 
 def due_us(store: Store, step: CallRecord) -> int | None:
     """When the next attempt to undo ``step`` is due; None if a person must look."""
+    if step.error_type == WORLD_CHANGED:  # that does not pass by itself
+        return None
     undo = undo_of(store, step)
     return None if undo is None else _next_attempt_us(undo)
 

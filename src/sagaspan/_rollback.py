@@ -15,19 +15,31 @@ from opentelemetry.trace import Span, Tracer
 from sagaspan import _owner as owner
 from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
-from sagaspan._backends import Backend
+from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, new_id, now_us
-from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation
+from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation, Handler
 from sagaspan._tool import tool_of
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, run_attempts
+from sagaspan.ledger.committed import is_committed
 from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
-from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info, names_of
+from sagaspan.ledger.looking import SECONDS, look
+from sagaspan.ledger.records import (
+    UNREADABLE,
+    CallInfo,
+    CallRecord,
+    CallState,
+    Phase,
+    RunRecord,
+    RunState,
+    call_info,
+    names_of,
+)
 from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
@@ -39,6 +51,12 @@ FindCompensation = Callable[[CallRecord], Compensation | None]
 PATIENCE_SECONDS: Final = 5.0
 PATIENT: Final = Retry(attempts=3, initial_delay=0.25, max_delay=2.0)
 UNDO_KEY: Final = "undo"
+CLOSED_WITH_OUTER: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
+"""States in which a nested run is undone with the one it is in."""
+
+WITH_OUTER: Final = "outer run"
+"""The ``reason`` of a nested run that was."""
+
 _HAPPENED: Final = (CallState.DONE, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
 _UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
 
@@ -113,7 +131,7 @@ class Undone:
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
     everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
-    calls = _on_their_own([call for call in everything if call.place > run.committed_seq])
+    calls = _on_their_own([call for call in everything if not is_committed(run, call)])
     safe = frozenset(call.id for call in calls if call.empty_safe and call.compensate and call.state in _UNSURE)
     in_doubt = [call for call in _on_their_own(everything) if call.state in _UNSURE]
     return Steps(
@@ -132,8 +150,16 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
             call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
         ),
         unsent=tuple(call for call in everything if is_unsent(call)),
-        undone=any(call.state is CallState.COMPENSATED and call.run_id == run.id for call in calls),
+        undone=any(call.state is CallState.COMPENSATED and _is_undone_with(store, run, call) for call in calls),
     )
+
+
+def _is_undone_with(store: Store, run: RunRecord, call: CallRecord) -> bool:
+    """Whether ``call`` was undone with ``run``, and not by a nested run that undid itself."""
+    if call.run_id == run.id:
+        return True
+    inner = store.get_run(call.namespace, call.run_id)
+    return inner is not None and (inner.state in CLOSED_WITH_OUTER or inner.reason == WITH_OUTER)
 
 
 def _on_their_own(calls: Sequence[CallRecord]) -> list[CallRecord]:
@@ -204,6 +230,8 @@ class Rollback:
         lost = _lost(step, compensation)
         if lost is not None:
             return await self._give_up(step, f"{compensation.name!r} asks for {lost}")
+        if compensation.expect is not None and (why := await self._forbidden(step, compensation.expect)) is not None:
+            return await self._give_up(step, why, error_type=transitions.WORLD_CHANGED, error_message=why)
         span = self._span(step, compensation)
         call = self._call(step, compensation, span)
         step, record = await self._backend.io(self._claim, call, step)
@@ -223,12 +251,14 @@ class Rollback:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    async def _give_up(self, step: CallRecord, why: str) -> CallRecord:
+    async def _give_up(self, step: CallRecord, why: str, **changes: str) -> CallRecord:
         """A step that is not even tried to be undone."""
         undoing, audit = transitions.start_undoing(step, now_us())
-        failed, why_audit = transitions.move_call(undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why)
-        changes = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
-        await self._backend.io(self._save, *changes)
+        failed, why_audit = transitions.move_call(
+            undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why, **changes
+        )
+        both = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
+        await self._backend.io(self._save, *both)
         return failed
 
     def _save(self, *changes: CallChange) -> None:
@@ -307,6 +337,36 @@ class Rollback:
         changes.append(CallChange(after_step, audit, step.version))
         await self._backend.io(self._save, *changes)
         return after_step
+
+    # -- the world -------------------------------------------------------------------------------------------
+
+    async def _forbidden(self, step: CallRecord, expect: Handler) -> str | None:
+        """Why ``step`` is not to be undone: ``expect`` does not say that this overwrites nothing. None if it does.
+
+        Asked before every round. What an attempt that died may have undone already, it cannot tell from what somebody
+        else did: then a person looks.
+        """
+        earlier = await self._backend.io(undo_of, self._store, step)
+        if earlier is not None and earlier.state is CallState.DONE:  # only not noted on the step
+            return None
+        answer = await self._answer(step, expect)
+        if answer is None:
+            return None
+        perhaps = "" if earlier is None else "; an earlier attempt may have undone it"
+        return f"it is left as it is, because {expect.name!r} {answer}{perhaps}"
+
+    async def _answer(self, step: CallRecord, expect: Handler) -> str | None:
+        if (lost := _lost(step, expect)) is not None:
+            return f"asks for {lost}"
+        forward = call_info(step)
+        arguments = expect.arguments(forward, forward.idempotency_key)
+        try:
+            said = await look(expect.function, arguments, is_async=expect.is_async, backend=self._backend)
+        except BodyTimeout:
+            return f"took longer than {SECONDS:g} s"
+        except Exception as error:  # noqa: BLE001 - what cannot be looked at may have changed
+            return f"could not say: {type(error).__name__}: {spans.error_message(error) or ''}"
+        return None if said is True else f"says {said!r}, not True: what the call left has changed since"
 
     # -- the body --------------------------------------------------------------------------------------------
 
@@ -424,8 +484,8 @@ def _said(error: BaseException | None) -> str | None:
     return None if error is None else spans.error_message(error) or type(error).__name__
 
 
-def _lost(step: CallRecord, compensation: Compensation) -> str | None:
-    """What the compensation asks for that nobody has, and why; undoing with a stand-in would be a guess."""
+def _lost(step: CallRecord, compensation: Handler) -> str | None:
+    """What a handler asks for that nobody has, and why; undoing with a stand-in would be a guess."""
     forward = call_info(step)
     asked = compensation.declared & OF_THE_RESULT
     if asked:

@@ -103,6 +103,7 @@ class Run:
         self._occurrences: dict[tuple[str, str, str | None], int] = {}
         self._free: dict[tuple[str, str, str | None], list[int]] = {}
         self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
+        self._asked: set[str] = set()
         self._children: dict[tuple[str, str | None], int] = {}
         self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
@@ -350,6 +351,13 @@ class Run:
         finally:
             self.deactivate()
 
+    def asked_for(self, call_id: str) -> None:
+        """Remember that this incarnation came to a call: a commit from here on is a commit of it too."""
+        if self.resumed:
+            self._asked.add(call_id)
+        if self._outer is not None:
+            self._outer.asked_for(call_id)
+
     def saw(self, result: Result) -> None:
         """Remember that a call's outcome is not known: the run may have to be held."""
         if result.state is CallState.UNKNOWN:
@@ -444,7 +452,8 @@ class Run:
             )
         if self.replaying or not self.record.on_record:
             return
-        self.record = await saga.commit(self.engine, self.record, backend=backend)
+        asked = frozenset(self._asked) if self.resumed else None
+        self.record = await saga.commit(self.engine, self.record, asked=asked, backend=backend)
         if self._deferred and not await backend.io(completion.waits_for_outer, self.engine.store, self.record):
             stopped = await self._send_due(backend)
             if stopped is not None:

@@ -13,12 +13,11 @@ from sagaspan import _owner as owner
 from sagaspan._backends import Backend
 from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import PATIENT, Rollback, Steps, Undone, steps_of
+from sagaspan._rollback import CLOSED_WITH_OUTER, PATIENT, WITH_OUTER, Rollback, Steps, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
-from sagaspan.ledger import locks, transitions
+from sagaspan.ledger import committed, locks, transitions
 from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.budgets import settling
-from sagaspan.ledger.families import family
 from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
@@ -29,7 +28,6 @@ from sagaspan.policy import Retry
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
-_CLOSED_WITH_ITS_OUTER_RUN: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
 _RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.FAILED)
 
 
@@ -133,7 +131,7 @@ async def _reenter(
         )
     await backend.io(_check_reopenable, engine.store, existing)
     # What the earlier incarnation did is over: a failure of the new one does not undo it.
-    last = await backend.io(_last_claim, engine.store, existing)
+    over = await backend.io(committed.everything, engine.store, existing)
     return await _take(
         engine,
         existing,
@@ -141,8 +139,8 @@ async def _reenter(
         RunEvent.REOPEN,
         backend,
         generation=existing.generation + 1,
-        committed_seq=last,
         output=None,
+        **over,
     )
 
 
@@ -157,10 +155,6 @@ async def _take(
     if await _commit_held(engine, RunChange(after, audit, existing.version), backend):
         return Entered(record=after, previous=existing, resumed=True)
     return None
-
-
-def _last_claim(store: Store, run: RunRecord) -> int:
-    return max((call.claim_seq for call in family(store, run)), default=run.committed_seq)
 
 
 def check_known(run: RunRecord) -> None:
@@ -376,8 +370,8 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend, 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:
     for child in await backend.io(engine.store.children_of, run.namespace, run.id):
         await _close_children(engine, child, complete=complete, backend=backend)
-        if child.state in _CLOSED_WITH_ITS_OUTER_RUN:
-            child = await move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
+        if child.state in CLOSED_WITH_OUTER:
+            child = await move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason=WITH_OUTER)
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
             await move(engine, child, event, backend, synced=False)
         elif complete:
@@ -420,9 +414,15 @@ async def _save(store: Store, change: RunChange, backend: Backend, *, synced: bo
         )
 
 
-async def commit(engine: Engine, run: RunRecord, *, backend: Backend) -> RunRecord:
-    """What was done so far is not undone by a later error."""
-    last = await backend.io(_last_claim, engine.store, run)
-    after, audit = transitions.move_run(run, RunEvent.COMMIT, now_us(), committed_seq=last)
+async def commit(engine: Engine, run: RunRecord, *, asked: Collection[str] | None, backend: Backend) -> RunRecord:
+    """What was done so far is not undone by a later error.
+
+    ``asked``: in a resumed run, the calls that were asked for so far; the ledger has more of the earlier incarnation.
+    """
+    if asked is None:
+        line = await backend.io(committed.everything, engine.store, run)
+    else:
+        line = await backend.io(committed.up_to_here, engine.store, run, asked)
+    after, audit = transitions.move_run(run, RunEvent.COMMIT, now_us(), **line)
     await _save(engine.store, RunChange(after, audit, run.version), backend, synced=True)
     return after

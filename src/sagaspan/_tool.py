@@ -179,6 +179,8 @@ def _check_policy(name: str, policy: Policy) -> None:
         raise ConfigurationError(f"tool {name!r} has effect={policy.effect!r} and compensate=: one of them is wrong")
     if policy.empty_safe and policy.compensate is None:
         raise ConfigurationError(f"tool {name!r} has empty_safe=True but no compensate= that it could be said of")
+    if policy.expect is not None and policy.compensate is None:
+        raise ConfigurationError(f"tool {name!r} has expect= but no compensate= before which it could be asked")
     if policy.lock_wait is not None and policy.lock is None:
         raise ConfigurationError(f"tool {name!r} has lock_wait= but no lock= to wait for; say which lock it takes")
 
@@ -189,7 +191,15 @@ def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Co
     behind = tool_behind(policy.compensate)
     function = behind.function if behind else policy.compensate
     name = behind.name if behind else None
-    return compensation_of(function, parameters, where=where, name=name, empty_safe=policy.empty_safe)
+    return compensation_of(
+        function, parameters, where=where, name=name, empty_safe=policy.empty_safe, expect=expectation(policy)
+    )
+
+
+def expectation(policy: Policy) -> Callable[..., Any] | None:
+    """The function that is asked before a call is undone."""
+    behind = tool_behind(policy.expect)
+    return behind.function if behind else policy.expect
 
 
 def _probe(policy: Policy, parameters: tuple[str, ...], where: str) -> Probe | None:

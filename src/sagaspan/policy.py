@@ -85,6 +85,8 @@ class Policy(DeclaredModel):
                     happened
     ``defer``       the call is only scheduled, and sent when its run completes (or at ``run.commit()``); a run that
                     fails drops it. It is a write unless ``effect`` says otherwise
+    ``expect``      function asked before a call is undone: True says that the world is as the call left it, so that
+                    undoing overwrites nothing else. Anything else leaves the call to a person
     ``lock``        semantic locks: CEL over the arguments, or a function of them, that gives a name or a list of names;
                     the run (outside one: the call) holds them until it is over
     ``lock_wait``   seconds to wait for a lock that another one holds (0: ``LockConflict`` at once)
@@ -121,6 +123,7 @@ class Policy(DeclaredModel):
     loop: Annotated[int, Field(ge=1)] | Literal[False] | None = None
     critical: bool | None = None
     empty_safe: bool = False
+    expect: Callable[..., Any] | None = None
 
     def replace(self, **fields: Any) -> Self:
         """A copy with ``fields`` changed, validated like a new one."""

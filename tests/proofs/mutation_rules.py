@@ -59,6 +59,7 @@ _DEFERRED = "tests/test_deferred.py::"
 _DEFERRED_CRASHES = "tests/faults/test_deferred.py::"
 _LOCKS = "tests/ledger/test_locks.py::"
 _EMPTY = "tests/test_empty_safe.py::"
+_EXPECT = "tests/test_expect.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -763,9 +764,25 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 4",
         rule="What was committed is not undone by a later error.",
         file=_ROLLBACK,
-        old="call.place > run.committed_seq]",
-        new="call.place > 0]",
+        old="[call for call in everything if not is_committed(run, call)]",
+        new="everything",
         tests=(_RUNS + "test_commit_protects_what_was_done",),
+    ),
+    Rule(
+        section="(b) 4",
+        rule="A commit that a resume passes again does not cover what came after it.",
+        file=_RUN,
+        old="        asked = frozenset(self._asked) if self.resumed else None\n",
+        new="        asked = None\n",
+        tests=(_RUNS + "test_a_commit_that_is_passed_again_draws_its_line_at_the_same_place",),
+    ),
+    Rule(
+        section="(b) 9",
+        rule="A rollback of nested runs that died ends as it would have.",
+        file=_ROLLBACK,
+        old="    return inner is not None and (inner.state in CLOSED_WITH_OUTER or inner.reason == WITH_OUTER)",
+        new="    return False",
+        tests=(_CRASHES + "test_a_crash_at_every_step_of_a_rollback_of_nested_runs",),
     ),
     Rule(
         section="(b) 4",
@@ -1025,6 +1042,49 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_EMPTY + "test_a_body_that_does_not_end_holds_the_run",),
     ),
     Rule(
+        section="(b) 12",
+        rule="What somebody else has changed since is not overwritten by an undo.",
+        file=_ROLLBACK,
+        old='        return None if said is True else f"says',
+        new='        return None if said is not None else f"says',
+        tests=(
+            _EXPECT + "test_what_somebody_changed_since_is_not_overwritten",
+            _EXPECT + "test_killed_while_it_was_undone",
+        ),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="Only True permits an undo that expects something.",
+        file=_ROLLBACK,
+        old='        return None if said is True else f"says',
+        new='        return None if said else f"says',
+        tests=(_EXPECT + "test_anything_else_is_no_yes",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="An expectation that fails forbids the undo.",
+        file=_ROLLBACK,
+        old="            return f\"could not say: {type(error).__name__}: {spans.error_message(error) or ''}\"\n",
+        new="            return None\n",
+        tests=(_EXPECT + "test_anything_else_is_no_yes",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="What is left to a person because the world changed is not tried again by itself.",
+        file="src/sagaspan/_retries.py",
+        old="    if step.error_type == WORLD_CHANGED:",
+        new="    if False:",
+        tests=(_EXPECT + "test_recovery_does_not_ask_again",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A process that does not know what to expect does not undo.",
+        file=_ENGINE,
+        old="        return None if found is None or (call.expect is not None and found.expect is None) else found\n",
+        new="        return found\n",
+        tests=(_EXPECT + "test_without_the_expectation_it_waits_for_a_process_that_has_it",),
+    ),
+    Rule(
         section="(b) 2",
         rule="The probe of what is undone in doubt is asked by whoever undoes it.",
         file=_SAGA,
@@ -1085,7 +1145,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 3",
         rule="A reopened run undoes only what it did itself.",
         file=_SAGA,
-        old="        committed_seq=last,\n        output=None,\n",
+        old="        output=None,\n        **over,\n",
         new="        output=None,\n",
         tests=(_RUNS + "test_a_reopened_run_undoes_only_what_it_did_itself",),
     ),
@@ -1173,9 +1233,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 7",
         rule="What commit() sent is not undone by a later error.",
-        file=_ROLLBACK,
-        old="call.place > run.committed_seq]",
-        new="call.claim_seq > run.committed_seq]",
+        file="src/sagaspan/ledger/committed.py",
+        old="    return call.place <= run.committed_seq and",
+        new="    return call.claim_seq <= run.committed_seq and",
         tests=(_DEFERRED + "test_a_commit_sends_what_was_scheduled_so_far",),
     ),
     Rule(

@@ -623,6 +623,7 @@ def new_record(call: Call) -> CallRecord:
         arguments=call.encoded,
         compensate=None if compensation is None else compensation.name,
         empty_safe=policy.empty_safe,
+        expect=None if compensation is None or compensation.expect is None else compensation.expect.name,
         locks=_lock_names(call),
         tool_call_id=call.tool_call_id,
         owner=owner.this_process(),
