@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +163,17 @@ def test_the_key_is_stable_over_attempts_and_resumes(guard: Guard) -> None:
     with guard.run("order", id="a", reopen=True):
         pay()
     assert seen[3] != seen[0]
+
+
+def test_the_key_outlives_its_record(tmp_path: Path) -> None:
+    """A ledger that was lost: the same call of the same run tells downstream the same key."""
+    keys = set()
+    for name in ("first", "second"):
+        with Guard(f"sqlite:///{tmp_path}/{name}.db") as guard:
+            tool = guard.tool("pay", effect="write")(lambda order, idempotency_key: keys.add(idempotency_key))
+            with guard.run(id="a"):
+                tool("o-1")
+    assert len(keys) == 1
 
 
 def test_the_key_of_a_business_key_changes_once_it_was_undone(guard: Guard) -> None:

@@ -14,8 +14,8 @@ ADAPTERS = ROOT / "adapters"
 
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {
-    "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate", "loops", "_clock", "_owner",
-    "_home",
+    "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate", "loops", "_clock", "_fork",
+    "_owner", "_home",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
@@ -27,7 +27,8 @@ ALLOWED = {
     "codecs": set(),
     "keys": set(),
     "_clock": set(),
-    "_owner": set(),
+    "_fork": set(),
+    "_owner": {"_fork"},
     "_home": {"exceptions"},
     "expressions": {"exceptions"},
     "policy": {"exceptions", "_declared"},
@@ -38,7 +39,7 @@ ALLOWED = {
     "rate": {"exceptions", "_declared"},
     "loops": set(),
     "llm": {"exceptions", "_declared", "amounts", "policy", "llm"},
-    "_backends": set(),
+    "_backends": {"_clock"},
     "_spans": {"exceptions", "semconv"},
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions"},
@@ -54,15 +55,19 @@ ALLOWED = {
     "_rollback": DATA | {"ledger"},
     "_saga": DATA | {"ledger", "_endings", "_rollback"},
     "_undo": DATA | {"ledger", "_rollback", "_saga"},
+    "_retries": DATA | {"ledger", "_rollback"},
+    "_alone": DATA | {"ledger", "_rollback", "_retries", "_saga"},
     "_engine": DATA | {"ledger", "middleware"},
-    "_recovery": DATA | {"ledger", "_endings", "_engine", "_rollback", "_saga"},
-    "_run": DATA | {"ledger", "_endings", "_rollback", "_saga", "_undo"},
-    "_views": BASE | {"ledger", "_backends", "_probe"},
+    "_completion": DATA | {"ledger", "_saga"},
+    "_run": DATA | {"ledger", "_completion", "_endings", "_rollback", "_saga", "_undo"},
+    "_recovery": DATA | {"ledger", "_alone", "_completion", "_endings", "_retries", "_rollback", "_run", "_saga"},
+    "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
     "_adapters": {"exceptions"},
     "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_views"},
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
-    "telemetry": {"exceptions", "semconv", "telemetry", "_home"},
+    "telemetry": {"exceptions", "semconv", "telemetry", "_fork", "_home"},
     "index": {"exceptions", "semconv", "index"},
+    "testing": DATA | {"ledger", "stores", "testing", "_engine", "_guard", "_run", "_views"},
     "cli": None,  # whatever it shows
     "__main__": {"cli"},
     "": {"cli"},

@@ -91,6 +91,14 @@ def states(guard: Guard, run_id: str) -> dict[str, str]:
     return {call.tool: str(call.state) for call in info.calls}
 
 
+async def _acting(caller: Caller, run: Any, verb: str) -> None:
+    """``run.commit()`` or ``run.abort()``, as this kind of caller does it."""
+    if caller.is_async:
+        await getattr(run, f"a{verb}")()
+    else:
+        getattr(run, verb)()
+
+
 def test_rollback_in_reverse_start_order(guard: Guard, caller: Caller, trip: Trip) -> None:
     """An error that leaves a run undoes what is done, newest first, once, with results; it is raised with a note."""
 
@@ -444,6 +452,25 @@ def test_commit_protects_what_was_done(guard: Guard, caller: Caller, trip: Trip)
     with pytest.raises(Declined):
         caller.play(job)
     assert trip.log == ["flight", "flight", "hotel", ("cancel_hotel", "H", "Paris")]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_abort_keeps_what_was_committed(guard: Guard, caller: Caller, trip: Trip, inside: bool) -> None:
+    """``abort`` undoes as an error would: what was done before ``commit()`` stays, in the block and after it."""
+
+    async def job() -> None:
+        async with caller.run(guard, id="a") as run:
+            await caller.call(trip.flight, "Paris")
+            await _acting(caller, run, "commit")
+            await caller.call(trip.hotel, "Paris")
+            if inside:
+                await _acting(caller, run, "abort")
+        if not inside:
+            await _acting(caller, run, "abort")
+
+    caller.play(job)
+    assert trip.log == ["flight", "hotel", ("cancel_hotel", "H", "Paris")]
+    assert states(guard, "a")["flight"] == "done"
 
 
 def test_commit_outside_the_block_is_refused(guard: Guard) -> None:
@@ -1112,17 +1139,21 @@ async def test_cancelling_a_call(guard: Guard) -> None:
     """A cancelled body is ``unknown``: the run is held, nothing is undone, and the cancellation goes on."""
     undone = []
 
+    inside = asyncio.Event()
+
     @guard.tool(compensate=lambda: undone.append(1))
     async def act(seconds: float) -> None:
+        if seconds:
+            inside.set()
         await asyncio.sleep(seconds)
 
     async def job() -> None:
         async with guard.run(id="a"):
             await act(0)
-            await act(10)
+            await act(600)
 
     task = asyncio.create_task(job())
-    await asyncio.sleep(0.1)
+    await inside.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -1145,10 +1176,12 @@ async def test_a_rollback_is_not_cancelled_halfway(guard: Guard) -> None:
         async with guard.run(id="a", on_interrupt="compensate"):
             await act(1)
             await act(2)
-            await asyncio.sleep(10)
+            done.set()
+            await asyncio.sleep(60)
 
+    done = asyncio.Event()
     task = asyncio.create_task(job())
-    await asyncio.sleep(0.1)
+    await done.wait()
     for _ in range(5):
         task.cancel()
         await asyncio.sleep(0.01)

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunError, RunInProgress
+from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunError, RunInProgress, StoreUnavailable
+from sagaspan._backends import SYNC, run_sync
+from sagaspan._saga import rollback_of
+from sagaspan.ledger.records import CallRecord
 
 DIES_IN_A_RUN = """
 import os, sys
@@ -96,6 +99,21 @@ class TestWholeRuns:
         assert world.log == []
         assert guard.runs.get(done).status == "completed"
 
+    def test_a_dry_run_says_what_would_have_to_wait(self, guard: Guard, store_url: str, done: str) -> None:
+        """In a process without the compensation all of it is queued; only looking raises nothing."""
+        with Guard(store_url) as without_tools:
+            report = without_tools.compensate(done, dry_run=True)
+        assert [call.args["what"] for call in report.queued] == ["car", "room", "flight"]
+        assert (report.undone, report.complete) == ((), False)
+        assert guard.runs.get(done).status == "completed"
+
+    def test_a_run_that_changed_nothing_stays_completed(self, guard: Guard) -> None:
+        """Nothing is undone, and nothing failed."""
+        with guard.run(id="read"):
+            guard.tool("look", effect="read")(lambda: 1)()
+        assert guard.compensate("read").undone == ()
+        assert guard.runs.get("read").status == "completed"
+
     def test_what_failed_to_be_undone_is_tried_again(self, guard: Guard, done: str, world: World) -> None:
         """A dead letter stays until somebody asks again; what was undone is not undone twice."""
         world.answers = False
@@ -116,6 +134,31 @@ class TestWholeRuns:
             with pytest.raises(RunInProgress):
                 guard.compensate("busy")
         assert world.log == ["book room"]
+
+    def test_two_that_undo_one_step_at_the_same_moment(
+        self, guard: Guard, store_url: str, book, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody was faster between the look and the claim: the later one is refused before its body."""
+        with guard.run(id="a") as run:
+            book("room")
+        record = guard._store.get_run("default", "a")
+        (step,) = guard._store.calls_of("default", "a")
+        find_call = guard._store.find_call
+        met: list[bool] = []
+
+        def look(*key: str) -> CallRecord | None:
+            found = find_call(*key)
+            if key[1].startswith("undo:") and not met:
+                met.append(True)
+                with Guard(store_url) as other:
+                    other.tool("book", compensate=lambda result: world.cancel(result))(lambda what: what)
+                    run_sync(rollback_of(other._engine, record, backend=SYNC, span=other._engine.no_span)([step]))
+            return found
+
+        monkeypatch.setattr(guard._store, "find_call", look)
+        with pytest.raises(StoreUnavailable, match="taken over by another worker"):
+            guard.compensate(run)
+        assert world.log == ["book room", "cancel room"]
 
     def test_a_dead_process_s_run_can_be_undone(self, guard: Guard, store_url: str, book, world: World) -> None:
         """Any process that has the tools can finish it."""
@@ -178,6 +221,19 @@ class TestOneCall:
         with pytest.raises(RunInProgress):
             guard.compensate(session.id)
         book("car")
+
+    def test_one_call_waits_for_a_process_that_can(self, guard: Guard, store_url: str, done: str, world: World) -> None:
+        """It is on record that it is to be undone: recovery finds it, once, and leaves the rest of its run."""
+        room = guard.runs.get(done).calls[1]
+        with Guard(store_url) as without_tools:
+            for _ in range(2):
+                with pytest.raises(CompensationFailed, match="not registered in this process"):
+                    without_tools.compensate(done, call=room.id)
+            assert [call.state for call in without_tools.recover().alone] == ["compensating"]
+        assert [call.state for call in guard.recover().alone] == ["compensated"]
+        assert not guard.recover()
+        assert world.log == ["cancel room"]
+        assert guard.runs.get(done).status == "completed"
 
     def test_what_cannot_be_undone_is_said(self, guard: Guard) -> None:
         """A write without a compensation is reported, not skipped."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langchain_core.tools import Tool as SingleInputTool
 from langgraph.errors import GraphBubbleUp
 
-from sagaspan import Guard, Policy, ToolTimeout
+from sagaspan import ConfigurationError, Guard, Policy, ToolTimeout
 from sagaspan.adapters import Tool
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
@@ -94,6 +96,8 @@ class BodyCall:
         """What LangChain goes on with: the body's own object, a rebuilt recorded one, or its failure as data."""
         if self.recorded is value:
             return self.returned
+        if self.body.tool.policy.defer:  # no result, but the word that it is scheduled
+            return (value, None) if self.body.has_artifact else value
         if not self._is_failure(value):
             return results.from_record(value, self.invocation.tool_call_id)
         self.invocation.data = value
@@ -128,6 +132,7 @@ def body_of(guard: Guard, tool: BaseTool, policy: Policy, *, is_async: bool) -> 
     if function is None:
         return None
     shape = shape_of(tool, function, _compat.method_of(own_class(tool), is_async=is_async))
+    has_artifact = tool.response_format == "content_and_artifact"
     defined = guard.define(
         function,
         name=tool.name,
@@ -136,8 +141,36 @@ def body_of(guard: Guard, tool: BaseTool, policy: Policy, *, is_async: bool) -> 
         is_async=is_async,
         description=tool.description,
         suspends=(GraphBubbleUp,),
+        send=_sender_of(tool, function, shape, has_artifact=has_artifact, is_async=is_async) if policy.defer else None,
     )
-    return Body(tool=defined, shape=shape, has_artifact=tool.response_format == "content_and_artifact")
+    return Body(tool=defined, shape=shape, has_artifact=has_artifact)
+
+
+def _sender_of(
+    tool: BaseTool, function: Callable[..., Any], shape: Shape, *, has_artifact: bool, is_async: bool
+) -> Callable[[Mapping[str, Any]], Any]:
+    """What runs the body of a deferred call with what was recorded of it, outside of any agent."""
+    if shape.needs:
+        raise ConfigurationError(
+            f"the tool {tool.name!r} has defer=True, so it is sent from its record, perhaps by another process, where "
+            f"LangChain does not fill {shape.needs[0]!r}; let it take only what the model gives"
+        )
+    body = function if keeps_functions(tool) else functools.partial(function, tool)
+    parameters = inspect.signature(body).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+    def call(arguments: Mapping[str, Any]) -> Any:
+        if takes_all or set(arguments) <= set(parameters):
+            return body(**arguments)
+        return body(*arguments.values())  # a tool of one input, which LangChain hands over by position
+
+    def send(arguments: Mapping[str, Any]) -> Any:
+        return results.to_record(call(arguments), has_artifact=has_artifact)
+
+    async def asend(arguments: Mapping[str, Any]) -> Any:
+        return results.to_record(await call(arguments), has_artifact=has_artifact)
+
+    return asend if is_async else send
 
 
 def function_of(tool: BaseTool, *, is_async: bool) -> Callable[..., Any] | None:

@@ -13,6 +13,7 @@ from langgraph.errors import GraphBubbleUp
 from sagaspan import (
     BudgetExceeded,
     CallInProgress,
+    LockConflict,
     OutcomeUnknown,
     RateLimited,
     Refused,
@@ -35,7 +36,7 @@ def told(error: BaseException) -> dict[str, Any] | None:
     if not isinstance(error, OutcomeUnknown) and (not isinstance(error, Refused) or isinstance(error, _ENDING)):
         return None
     data: dict[str, Any] = {"status": _STATUS[error.tool_ran], "retry": "forbidden", "error": type(error).__name__}
-    if isinstance(error, RateLimited | CallInProgress):
+    if isinstance(error, RateLimited | CallInProgress | LockConflict):
         data["retry"] = "later"
     if isinstance(error, RateLimited):
         data["retry_after"] = error.retry_after

@@ -21,10 +21,14 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """``names`` the model fills, in order; ``hidden`` ones are filled by LangChain or the guard."""
+    """``names`` the model fills, in order; ``hidden`` ones are filled by LangChain or the guard.
+
+    ``needs`` are those the body cannot do without that LangChain alone can fill, and only during an agent's step.
+    """
 
     names: tuple[str, ...]
     hidden: frozenset[str]
+    needs: tuple[str, ...]
     defaults: Mapping[str, Any]
     signature: inspect.Signature
 
@@ -50,7 +54,14 @@ def shape_of(tool: BaseTool, function: Callable[..., Any], run: Callable[..., An
     defaults = {name: own[name].default for name in visible if name in own and _is_plain(own[name].default)}
     # The guard fills this one only if the body asks for it.
     asked = [IDEMPOTENCY_KEY] if IDEMPOTENCY_KEY in own else []
-    return Shape(names=visible, hidden=hidden, defaults=defaults, signature=_signature([*visible, *asked]))
+    needs = tuple(
+        name
+        for name, parameter in own.items()
+        if name in injected | _config_names(function) | FILLED_BY_LANGCHAIN
+        and (name not in FILLED_BY_LANGCHAIN or parameter.default is parameter.empty)
+        and name != IDEMPOTENCY_KEY
+    )
+    return Shape(names=visible, hidden=hidden, needs=needs, defaults=defaults, signature=_signature([*visible, *asked]))
 
 
 def _schema_names(tool: BaseTool) -> list[str] | None:

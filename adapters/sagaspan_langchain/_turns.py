@@ -23,7 +23,7 @@ from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
-from sagaspan import Guard, Run
+from sagaspan import Guard, Run, StoreUnavailable
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
 
@@ -112,7 +112,12 @@ class Turn:
     def _turn_id(self) -> str | None:
         if self._thread is None:
             return None
-        turns = self._guard.turns_of(self._thread)
+        try:
+            turns = self._guard.turns_of(self._thread)
+        except StoreUnavailable:
+            if self._continues or not self._guard.fail_open:
+                raise
+            return None  # nobody knows which turn it is: this one gets an id of its own
         if self._continues:
             last = next((turn.id for turn in turns if turn.name == self._opening.name), None)
             if last is not None:

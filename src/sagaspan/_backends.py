@@ -12,12 +12,13 @@ import contextlib
 import contextvars
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from sagaspan import _clock as clock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class SyncBackend:
         return _wait(_in_thread(body), timeout, late)
 
     async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - this backend serves callers without a loop
+        clock.sleep(seconds)
 
 
 class AsyncioBackend:
@@ -120,7 +121,7 @@ class AsyncioBackend:
         return thread.result()
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await clock.asleep(seconds)
 
 
 SYNC = SyncBackend()

@@ -26,6 +26,7 @@ class Declared:
     """What the layers want of the claim; the ledger writes all of it at once."""
 
     compensation: Compensation | None = None
+    locks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,10 @@ class Call:
 
     ``invoke`` runs the unguarded body with all arguments by name (an awaitable if the tool is async). ``run`` is the
     run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of it.
+    ``under`` is the id of the run under whose locks it works, if any: of a call that a compensation makes, the run that
+    is undone.
+    ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
+    whose body this one is made.
     """
 
     id: str
@@ -46,6 +51,7 @@ class Call:
     generation: int
     idempotency_key: str
     run: RunRecord
+    under: str | None = None
     resumed: bool = False
     replaying: bool = False
     occurrence: int = 0
@@ -54,6 +60,8 @@ class Call:
     tool_call_id: str | None = None
     agent: str | None = None
     ancestors: tuple[str, ...] = ()
+    scheduled: CallRecord | None = None
+    sent_with: str | None = None
     span: Span = INVALID_SPAN
     tracer: Tracer = _NO_TRACER
     declared: Declared = Declared()
@@ -106,8 +114,9 @@ class Call:
 class Result:
     """How a claimed call ended: ``value``, or the ``error`` that its body raised.
 
-    ``outcome`` is ``executed``, ``replayed`` or ``joined`` (``semconv.IDEMPOTENCY_OUTCOME``). Refusals are raised
-    instead: a refused call has no result.
+    ``outcome`` is ``executed``, ``replayed``, ``joined``, ``scheduled`` or ``unrecorded``
+    (``semconv.IDEMPOTENCY_OUTCOME``). Refusals
+    are raised instead: a refused call has no result.
     """
 
     value: Any = None
@@ -119,4 +128,4 @@ class Result:
     @property
     def executed(self) -> bool:
         """Whether this call ran the body, rather than being served from the ledger."""
-        return self.outcome == "executed"
+        return self.outcome in ("executed", "unrecorded")

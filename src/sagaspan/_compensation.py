@@ -15,18 +15,25 @@ if TYPE_CHECKING:
 RESERVED: Final = ("result", "compensation_data", "idempotency_key", "call")
 """What a compensation can ask for besides the forward arguments; these names win."""
 
+OF_THE_RESULT: Final = frozenset({"result", "compensation_data"})
+"""What nobody knows of a call that was in doubt when it was undone."""
+
 _FILLABLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compensation:
-    """A compensating function, checked against the call it undoes."""
+    """A compensating function, checked against the call it undoes.
+
+    ``optional``: what it can do without, because it has defaults for it.
+    """
 
     name: str
     function: Callable[..., Any]
     is_async: bool
     module: str
     declared: frozenset[str]
+    optional: frozenset[str]
     takes_all: bool
 
     def arguments(self, forward: CallInfo, idempotency_key: str) -> dict[str, Any]:
@@ -39,16 +46,23 @@ class Compensation:
             "call": forward,
         }
         wanted = self.declared | set(forward.args) if self.takes_all else self.declared
+        if forward.result_lost is not None:
+            wanted -= OF_THE_RESULT
         return {name: available[name] for name in wanted if name in available}
 
 
 def compensation_of(
-    function: Callable[..., Any], parameters: Collection[str], *, where: str, name: str | None = None
+    function: Callable[..., Any],
+    parameters: Collection[str],
+    *,
+    where: str,
+    name: str | None = None,
+    empty_safe: bool = False,
 ) -> Compensation:
     """``function`` as the compensation of a call with ``parameters``.
 
-    Raises ``ConfigurationError`` if it declares a parameter that nothing can fill, or a reserved name that is also a
-    parameter of the call.
+    Raises ``ConfigurationError`` if it declares a parameter that nothing can fill, a reserved name that is also a
+    parameter of the call, or, where it is ``empty_safe``, needs a result that is not known of a call in doubt.
     """
     name = name or name_of(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -62,12 +76,19 @@ def compensation_of(
             f"{where}: the compensation {name!r} declares {clash[0]!r}, which is reserved but also an argument of the "
             "call; rename the argument"
         )
+    optional = _optional(function)
+    if empty_safe and (needed := sorted((declared & OF_THE_RESULT) - optional)):
+        raise ConfigurationError(
+            f"{where}: empty_safe=True, but the compensation {name!r} needs {needed[0]!r}, which nobody knows of a "
+            f"call in doubt; give it a default ({needed[0]}=None) and let it find the effect by call.idempotency_key"
+        )
     return Compensation(
         name=name,
         function=function,
         is_async=is_async_callable(function),
         module=getattr(function, "__module__", None) or "",
         declared=declared,
+        optional=optional,
         takes_all=takes_all,
     )
 
@@ -114,6 +135,11 @@ def fillable(
                 f"the call's arguments ({', '.join(parameters) or 'none'}) and {', '.join(reserved)}"
             )
     return frozenset(declared), takes_all
+
+
+def _optional(function: Callable[..., Any]) -> frozenset[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(parameter.name for parameter in parameters if parameter.default is not parameter.empty)
 
 
 def _compensation_data(result: Any) -> Any:

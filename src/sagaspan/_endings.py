@@ -37,12 +37,14 @@ def ending_of(
     aborted: bool,
     paused: bool,
     unresolved: bool,
+    unsent: bool = False,
     on_interrupt: str,
 ) -> Ending:
     """What becomes of a run that ``error`` (or nothing) leaves.
 
     ``unresolved``: a declared write may or may not have happened, so nothing is compensated by a guess. Where none
-    is, a ``ToolTimeout`` is an error like others: it was a read, or a probe found out.
+    is, a ``ToolTimeout`` is an error like others: it was a read, or a probe found out. ``unsent``: a deferred call
+    that ``commit()`` let go could not be sent; only an abort gives up what was committed.
     """
     error = _deciding(error)
     if paused or isinstance(error, ApprovalPending):
@@ -50,6 +52,8 @@ def ending_of(
     reason = "aborted" if aborted else _reason(error)
     if reason is None:
         return Ending(event=RunEvent.HOLD, reason="unresolved") if unresolved else Ending(event=RunEvent.COMPLETE)
+    if unsent and not aborted:
+        return Ending(event=RunEvent.HOLD, reason="unresolved" if unresolved else "unsent")
     if not unresolved and isinstance(error, ToolTimeout):
         return Ending(event=RunEvent.COMPENSATE, reason="aborted" if aborted else "error")
     if not aborted and isinstance(error, _HOLDING):

@@ -6,13 +6,13 @@ import contextlib
 import difflib
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span, TracerProvider
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._backends import SYNC, Backend, run_sync
@@ -24,7 +24,7 @@ from sagaspan._middleware import Middleware, compose
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._tool import Tool
-from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, Refused
+from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, Refused, StoreUnavailable
 from sagaspan.keys import (
     BUSINESS_SCOPE,
     CallKey,
@@ -33,8 +33,10 @@ from sagaspan.keys import (
     fingerprint,
     idempotency_key,
     run_scope,
+    sent_scope,
 )
 from sagaspan.ledger import transitions
+from sagaspan.ledger.fail_open import FailOpen, Outage, may_run_unrecorded, unrecorded
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.ledger import Ledger
@@ -50,8 +52,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sagaspan")
 REMEMBERED: Final = 10_000
-"""How many of the latest calls keep hold of the compensation they were made with."""
+"""How many of the latest calls keep hold of the functions they were made with."""
 
+T = TypeVar("T")
 Invoke = Callable[[Mapping[str, Any]], Any]
 
 
@@ -77,8 +80,9 @@ class Engine:
         middleware: Sequence[Middleware],
         tracer_provider: TracerProvider | None,
         require_run: bool,
+        fail_open: bool = False,
     ) -> None:
-        self.store = store
+        self._fail_open = fail_open
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
@@ -89,20 +93,36 @@ class Engine:
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
         self._made_with: dict[str, Compensation] = {}
         self._probes: dict[str, Probe] = {}
-        self._session: RunRecord | None = None
-        self._lock = threading.Lock()
+        self._deferred: dict[tuple[str, bool], Tool | None] = {}
+        self._scheduled_with: dict[str, Tool] = {}
+        self._lock = fork.new_lock()
         self._warned: set[str] = set()
+        self._middleware = tuple(middleware)
+        self._innermost: tuple[Middleware, ...] = ()
+        self._work_on(store)
+
+    def _work_on(self, store: Store) -> None:
+        self.store = store
+        self.outage = Outage() if self._fail_open else None
         self.judge = Judge(store)
         self.lease = Lease(store)
-        ledger = self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
+        self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
         self.lease.forked.append(self._begin_again)
+        self._session: RunRecord | None = None
+        self._fold()
+
+    def _fold(self) -> None:
+        endpoint = self._ledger if self.outage is None else FailOpen(self._ledger, self.outage)
         layers: list[Middleware] = [
             TelemetryMiddleware(self.tracer),
-            *middleware,
-            ReplayMiddleware(ledger.serve),
+            *self._middleware,
+            ReplayMiddleware(endpoint.serve),
             SagaMiddleware(self.compensation_for),
+            *self._innermost,
         ]
-        self._onion = compose(layers, ledger)
+        self._onion = compose(layers, endpoint)
+        # What a deferred call asks of the layers it was asked when it was scheduled.
+        self._sending = compose([TelemetryMiddleware(self.tracer), *self._innermost], self._ledger.send)
 
     @property
     def no_span(self) -> Span:
@@ -124,10 +144,14 @@ class Engine:
         self.prepare(tool)
 
     def prepare(self, tool: Tool) -> None:
-        """Remember what undoes and what probes calls of ``tool``.
+        """Remember what undoes and what probes calls of ``tool``, and what sends them if they are deferred.
 
         A compensation named by a string is looked up before the next body runs.
         """
+        if tool.policy.defer:
+            known = self._deferred.get((tool.name, tool.is_async), tool)
+            same = known is not None and same_callable(known.function, tool.function)
+            self._deferred[tool.name, tool.is_async] = tool if same else None
         if tool.probe is not None:
             self._probes[tool.name] = tool.probe
         if tool.compensation is not None:
@@ -138,11 +162,11 @@ class Engine:
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """Forget what was declared within if it fails: half a wrapped agent must not get in the way of another."""
-        before = dict(self.tools), set(self._unresolved), dict(self._compensations)
+        before = dict(self.tools), set(self._unresolved), dict(self._compensations), dict(self._deferred)
         try:
             yield
         except BaseException:
-            self.tools, self._unresolved, self._compensations = before
+            self.tools, self._unresolved, self._compensations, self._deferred = before
             raise
 
     def _know(self, tool: str, compensation: Compensation) -> None:
@@ -166,12 +190,17 @@ class Engine:
                 _log.warning("%s", error)
         return self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
 
-    def _remember(self, call_id: str, compensation: Compensation | None) -> None:
-        """A call is undone with the very compensation it was made with, whatever was declared under its name since."""
-        if compensation is not None:
-            self._made_with[call_id] = compensation
-            while len(self._made_with) > REMEMBERED:
-                self._made_with.pop(next(iter(self._made_with)), None)
+    def find_deferred(self, call: CallRecord) -> Tool | None:
+        """The tool that sends a recorded call, or None."""
+        same_name = (self._deferred.get((call.tool, is_async)) for is_async in (False, True))
+        return self._scheduled_with.get(call.id) or next((tool for tool in same_name if tool is not None), None)
+
+    def _remember(self, tool: Tool, result: Result) -> None:
+        """A call is undone and sent with the very functions it was made with, whatever has their names since."""
+        if tool.policy.compensate is not None and (compensation := self.compensation_for(tool)) is not None:
+            _keep(self._made_with, result.record.id, compensation)
+        if result.state is CallState.SCHEDULED:
+            _keep(self._scheduled_with, result.record.id, tool)
 
     def find_probe(self, call: CallRecord) -> Probe | None:
         """The probe registered for a recorded call, or None."""
@@ -194,7 +223,11 @@ class Engine:
                 hint = f"did you mean {', '.join(near)}?" if near else "register it with @guard.tool"
                 raise ConfigurationError(f"tool {tool.name!r}: there is no tool {name!r} to compensate it; {hint}")
             where = f"tool {tool.name!r}"
-            self._know(tool.name, compensation_of(undo.function, tool.parameters, where=where, name=name))
+            empty_safe = tool.policy.empty_safe
+            self._know(
+                tool.name,
+                compensation_of(undo.function, tool.parameters, where=where, name=name, empty_safe=empty_safe),
+            )
             self._unresolved.discard(tool)
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -214,6 +247,11 @@ class Engine:
             self._resolve_names()
         run = self.run_in_force(backend, tool)
         if run is None:
+            if tool.policy.defer:
+                raise PolicyDenied(
+                    f"tool {tool.name!r} is deferred until its run completes, and was called outside a run, where "
+                    "nothing completes; use with guard.run(...)"
+                )
             return self._deliver(
                 tool,
                 None,
@@ -223,23 +261,51 @@ class Engine:
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
             try:
                 result = await self._onion(call)
-            except Refused:
+            except (Refused, StoreUnavailable):
                 run.did_not_happen(call)
                 raise
             if result.state is CallState.FAILED:
                 run.did_not_happen(call)
-            elif tool.policy.compensate is not None:
-                self._remember(result.record.id, self.compensation_for(tool))
+            elif tool.policy.compensate is not None or tool.policy.defer:
+                self._remember(tool, result)
+            if tool.policy.defer:
+                run.waits_to_send()
             return self._deliver(tool, run, result)
 
+    async def send(self, tool: Tool, record: CallRecord, run: RunRecord, backend: Backend) -> Result:
+        """Send the deferred call ``record`` for ``run``, from its record alone; raises as ``Ledger.send``."""
+        return await self._sending(
+            Call(
+                id=record.id,
+                tool=tool,
+                arguments=codecs.decode(record.arguments),
+                invoke=tool.send or tool.invoke,
+                encoded=record.arguments,
+                key=CallKey(
+                    source=KeySource(record.key_source),
+                    scope=record.scope,
+                    value=record.key,
+                    fingerprint=record.fingerprint,
+                ),
+                generation=record.generation,
+                idempotency_key=record.idempotency_key,
+                run=run,
+                backend=backend,
+                tool_call_id=record.tool_call_id,
+                scheduled=record,
+            )
+        )
+
     def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
-        """The run that a call made here belongs to; None is the session. Raises ``RunClosed``, ``PolicyDenied``."""
+        """The run that a call made here belongs to; None is the session. Raises ``RunError``, ``PolicyDenied``."""
         parent = current_call.get()
         if parent is not None and parent.phase is Phase.COMPENSATION:
             return None  # a step of undoing is no step of any run: nothing would ever have to undo it
         run = current_run.get()
         if run is not None and run.engine is self:
             run.check_open(tool, backend)
+            if self.outage is not None and not may_run_unrecorded(tool):
+                run.check_on_record(tool)
             return run
         if self._require_run:
             raise PolicyDenied(
@@ -266,23 +332,28 @@ class Engine:
         origin: Origin,
         run: Run | None,
     ) -> Call:
-        record = self._session_run() if run is None else run.record
+        record = self._session_of(tool) if run is None else run.record
         plain = _plain(tool, arguments)
+        encoded = codecs.dump(plain)
+        if tool.policy.defer:
+            _check_comes_back(tool, arguments, encoded)
         parent = current_call.get()
         if parent is not None and parent.run.namespace != self.namespace:
             parent = None
-        key, occurrence = self._key(tool, arguments, plain, record, run)
+        sent_with = None if parent is None else parent.sent_with if parent.scheduled is None else parent.id
+        key, occurrence = self._key(tool, arguments, plain, record, run, sent_with)
         return Call(
             id=new_id(now_us()),
             tool=tool,
             arguments=arguments,
             context=context,
             invoke=invoke,
-            encoded=codecs.dump(plain),
+            encoded=encoded,
             key=key,
             generation=0,
             idempotency_key=idempotency_key(self.namespace, key.scope, tool.name, key.value, 0),
             run=record,
+            under=_under(run, parent),
             resumed=run is not None and run.goes_on_from_before,
             replaying=run is not None and run.replaying,
             occurrence=occurrence,
@@ -290,6 +361,7 @@ class Engine:
             tool_call_id=origin.tool_call_id,
             agent=origin.agent,
             ancestors=() if parent is None else (*parent.ancestors, parent.id),
+            sent_with=sent_with,
         )
 
     def _key(
@@ -299,6 +371,7 @@ class Engine:
         plain: Mapping[str, Any],
         record: RunRecord,
         run: Run | None,
+        sent_with: str | None,
     ) -> tuple[CallKey, int]:
         digest = fingerprint([tool.name, plain])
         if tool.policy.key is not None:
@@ -307,11 +380,11 @@ class Engine:
         if run is None:
             scope = run_scope(record.id, 0)
             return CallKey(source=KeySource.UNIQUE, scope=scope, value=new_id(now_us()), fingerprint=digest), 0
-        occurrence = run.occurrence(tool.name, digest)
+        occurrence = run.occurrence(tool.name, digest, sent_with)
         if tool.policy.repeat_rule != "new":
             run.check_same(tool, digest)
         number = occurrence if tool.policy.repeat_rule == "new" else 0
-        scope = run_scope(record.id, record.generation)
+        scope = run_scope(record.id, record.generation) if sent_with is None else sent_scope(sent_with)
         value = digest if number == 0 else f"{digest}.{number}"
         return CallKey(source=KeySource.CONTENT, scope=scope, value=value, fingerprint=digest), occurrence
 
@@ -334,16 +407,23 @@ class Engine:
 
     # -- the session -----------------------------------------------------------------------------------------
 
+    def _session_of(self, tool: Tool) -> RunRecord:
+        """The session's run; with ``fail_open`` and the store down, one that is not on record, for a read."""
+        if self.outage is None or not may_run_unrecorded(tool):
+            return self._session_run()
+        if not self.outage.goes_on:
+            try:
+                return self._session_run()
+            except StoreUnavailable as error:
+                self.outage.began(error)
+        return unrecorded(self._new_session())
+
     def _session_run(self) -> RunRecord:
         if self._session is not None and owner.is_self(self._session.owner):
             return self._session
         with self._lock:
-            if self._session is None or not owner.is_self(self._session.owner):  # a forked child has its own
-                now = now_us()
-                record = RunRecord(
-                    namespace=self.namespace, id=f"{SESSION}-{new_id(now)}", name=SESSION, state=RunState.RUNNING,
-                    input_fingerprint=SESSION, owner=owner.this_process(), created_us=now, started_us=now,
-                )  # fmt: skip
+            if self._session is None or not owner.is_self(self._session.owner):
+                record = self._new_session()
                 opened, audit = transitions.open_run(record)
                 token = owner.run_token(self.store.url, record.namespace, record.id)
                 owner.hold(token)
@@ -356,13 +436,48 @@ class Engine:
                 self._session = opened
         return self._session
 
+    def _new_session(self) -> RunRecord:
+        now = now_us()
+        return RunRecord(
+            namespace=self.namespace, id=f"{SESSION}-{new_id(now)}", name=SESSION, state=RunState.RUNNING,
+            input_fingerprint=SESSION, owner=owner.this_process(), created_us=now, started_us=now,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def on_another_store(self, store: Store) -> Iterator[None]:
+        """Work on ``store`` within the block, and close it; raises ``ConfigurationError`` while a run is open."""
+        if self.open_runs:
+            raise ConfigurationError("another store cannot be put under a guard while a run of it is open")
+        mine = self.store, self.outage, self.judge, self.lease, self._ledger, self._session
+        self._work_on(store)
+        try:
+            yield
+        finally:
+            try:
+                self.close()
+            finally:
+                self.store, self.outage, self.judge, self.lease, self._ledger, self._session = mine
+                self._fold()
+
+    @contextlib.contextmanager
+    def with_innermost(self, layer: Middleware) -> Iterator[None]:
+        """``layer`` right around the ledger within the block: it sees only calls that are not served from there."""
+        self._innermost = (*self._innermost, layer)
+        self._fold()
+        try:
+            yield
+        finally:
+            self._innermost = tuple(other for other in self._innermost if other is not layer)
+            self._fold()
+
     def settle(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
         self._ledger.settle_leftovers()
 
     def _begin_again(self) -> None:
-        """A forked child waits for no thread of its parent's."""
-        self._lock = threading.Lock()
+        """A forked child is inside no run, and has a session of its own."""
+        self.open_runs = 0
+        self._session = None
 
     def close(self) -> None:
         """End the session run and give the store back."""
@@ -371,7 +486,12 @@ class Engine:
             session, self._session = self._session, None
         if session is not None and owner.is_self(session.owner):
             after, audit = transitions.move_run(session, RunEvent.COMPLETE, now_us())
-            self.store.commit([RunChange(after, audit, session.version)], synced=False)
+            try:
+                self.store.commit([RunChange(after, audit, session.version)], synced=False)
+            except StoreUnavailable as error:
+                if self.outage is None:
+                    raise
+                _log.warning("the end of the session is not recorded (fail_open=True): %s", error)
             owner.drop(owner.run_token(self.store.url, session.namespace, session.id))
         self.lease.release()
         self.store.close()
@@ -383,6 +503,13 @@ def call_sync(engine: Engine, tool: Tool, args: tuple[Any, ...], kwargs: Mapping
     return run_sync(engine.call(tool, arguments, context=context, invoke=tool.invoke, backend=SYNC))
 
 
+def _under(run: Run | None, parent: Call | None) -> str | None:
+    """The run whose locks a call works under that ``parent`` makes in ``run``."""
+    if run is not None:
+        return run.id
+    return None if parent is None else parent.under
+
+
 def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as JSON data, those without encoding by their kind if a business key stands for them."""
     plain = {}
@@ -390,6 +517,11 @@ def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             plain[name] = codecs.to_json(value, name)
         except codecs.Unencodable as problem:
+            if tool.policy.defer:
+                raise ConfigurationError(
+                    f"tool {tool.name!r} is deferred and was not scheduled: its argument {problem}, so it could not be "
+                    "sent from its record. Pass plain data"
+                ) from problem
             if tool.policy.key is None:
                 raise ConfigurationError(
                     f"tool {tool.name!r} did not run: its argument {problem}. Pass plain data, or declare key= to "
@@ -397,6 +529,25 @@ def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 ) from problem
             plain[name] = codecs.unrecorded(problem)
     return plain
+
+
+def _check_comes_back(tool: Tool, arguments: Mapping[str, Any], encoded: str) -> None:
+    """Refuse arguments that the body would get as something else when it is sent from its record."""
+    recorded = codecs.decode(encoded)
+    for name, value in arguments.items():
+        where = codecs.differs(value, recorded[name], name)
+        if where is not None:
+            raise ConfigurationError(
+                f"tool {tool.name!r} is deferred and was not scheduled: its argument {where} is a "
+                f"{type(value).__qualname__}, which its record gives back as something else. Pass plain data"
+            )
+
+
+def _keep(memory: dict[str, T], call_id: str, thing: T) -> None:
+    """Remember ``thing`` for the latest calls."""
+    memory[call_id] = thing
+    while len(memory) > REMEMBERED:
+        memory.pop(next(iter(memory)), None)
 
 
 def _business_key(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from sagaspan._views import Calls, Runs
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import fingerprint
 from sagaspan.ledger.records import RunInfo, RunRecord, RunState, run_info
+from sagaspan.ledger.store import Store
 from sagaspan.policy import Policies, Policy, PolicyBook, load_policies
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
@@ -44,11 +46,13 @@ class Guard:
     """A safety net: one store, its policies, and everything that is called under them.
 
     Args:
-        store: ``"sqlite:///path"``; None is ``SAGASPAN_STORE``, else ``ledger.db`` in the nearest ``.sagaspan``.
+        store: ``"sqlite:///path"``; None is ``SAGASPAN_STORE``, else ``ledger.db`` in the nearest ``.sagaspan``. Or a
+            ``Store`` of ``sagaspan.testing``.
         policies: name or glob of a tool to its ``Policy``, or the path of a TOML file with ``[tools.NAME]`` tables.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
+        fail_open: while the store is down, tools with ``effect="read"`` run unrecorded; everything else fails closed.
         require_run: refuse calls outside a run.
         migrate: ``"auto"``, or ``"check"`` to refuse an older ledger.
         tracer_provider: where spans go; None is the global provider.
@@ -59,12 +63,13 @@ class Guard:
 
     def __init__(
         self,
-        store: str | None = None,
+        store: str | Store | None = None,
         *,
         policies: Policies | str | Path | None = None,
         middleware: Sequence[Middleware] = (),
         namespace: str = "default",
         on_interrupt: OnInterrupt | None = None,
+        fail_open: bool = False,
         require_run: bool = False,
         migrate: Migrate = "auto",
         tracer_provider: TracerProvider | None = None,
@@ -78,14 +83,20 @@ class Guard:
         self._file = book if from_file else PolicyBook(None, source="policies")
         self._book = PolicyBook(None, source="policies") if from_file else book
         self._on_interrupt = on_interrupt
-        self._store = connect(store or default_store(), migrate=migrate, durability=durability)
+        self.fail_open = fail_open
+        self._connect = functools.partial(connect, migrate=migrate, durability=durability)
         self._engine = Engine(
-            self._store,
+            self._connect(store or default_store()) if store is None or isinstance(store, str) else store,
             namespace=namespace,
             middleware=middleware,
             tracer_provider=tracer_provider,
             require_run=require_run,
+            fail_open=fail_open,
         )
+
+    @property
+    def _store(self) -> Store:
+        return self._engine.store
 
     # -- tools -------------------------------------------------------------------------------------------------
 
@@ -296,7 +307,7 @@ class Guard:
     def current_run(self) -> Run | None:
         """The run in force here, or None."""
         run = current_run.get()
-        return run if run is not None and run.engine is self._engine else None
+        return run if run is not None and run.engine is self._engine and not run.inherited else None
 
     def turns_of(self, thread: str) -> list[RunInfo]:
         """The latest runs ``THREAD/n`` of a conversation, the highest n first (for adapters)."""
@@ -306,17 +317,28 @@ class Guard:
         """The call whose body is running here, or None; it has ``idempotency_key`` and ``idempotency_headers``."""
         return current_call.get()
 
+    @contextlib.contextmanager
+    def override(self, *, store: str | Store) -> Iterator[Self]:
+        """Work on another ``store`` within the block, in all threads; for tests of what uses this guard.
+
+        Its tools, policies and layers stay. The other store is closed at the end. Raises ``ConfigurationError`` while a
+        run of this guard is open.
+        """
+        other = self._connect(store) if isinstance(store, str) else store
+        with self._engine.on_another_store(other):
+            yield self
+
     # -- the ledger ----------------------------------------------------------------------------------------------
 
     @property
     def runs(self) -> Runs:
-        """What the ledger has of runs."""
-        return Runs(self._store)
+        """What the ledger has of the runs of this namespace."""
+        return Runs(self._store, self._engine.namespace)
 
     @property
     def calls(self) -> Calls:
-        """What the ledger has of calls."""
-        return Calls(self._store)
+        """What the ledger has of the calls of this namespace."""
+        return Calls(self._store, self._engine.namespace)
 
     def close(self) -> None:
         """End the session and close the store; the guard may be used again, and opens again then."""

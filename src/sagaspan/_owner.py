@@ -12,18 +12,21 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+
+from sagaspan import _fork as fork
 
 NOBODY = "nobody"
 """The owner of what was given back: anybody may go on with it."""
 
 _SEPARATOR = ":"
 _alive: dict[str, int] = {}  # how often each token is held
-_lock = threading.Lock()
+_role: str | None = None  # the process that this one plays
+_played: dict[str, bool] = {}  # the processes whose death is provable that this one plays or played: which are alive
+_lock = fork.new_lock()
 
 
 class Proof(StrEnum):
@@ -36,7 +39,44 @@ class Proof(StrEnum):
 
 def this_process() -> str:
     """The name of this process as a holder of records."""
-    return _name(os.getpid())
+    return _name(os.getpid()) if _role is None else _role
+
+
+@contextlib.contextmanager
+def playing(name: str, *, provable: bool = True) -> Iterator[None]:
+    """This process is ``name`` within the block, which holds nothing yet and is dead at its end.
+
+    For ``sagaspan.testing``: several processes in one, one at a time. ``provable``: whether others can prove that it
+    lives or is dead.
+    """
+    global _role, _alive
+    before = _role, _alive
+    _role, _alive = name, {}
+    if provable:
+        _played[name] = True
+    try:
+        yield
+    finally:
+        if provable:
+            _played[name] = False
+        _role, _alive = before
+
+
+def invented(where: str = "here") -> str:
+    """A name to play: of a process of this host, of another ``"container"`` on it, or of another ``"machine"``."""
+    boot, namespace, pid, start, _ = _name(os.getpid()).split(_SEPARATOR)
+    own = secrets.token_hex(4)
+    if where == "machine":
+        boot = f"boot-{own}"
+    elif where == "container":
+        namespace = f"container-{own}"
+    # Our pid with another start: for a real process that looks, it is dead.
+    return _SEPARATOR.join((boot, namespace, pid, start and "0", own))
+
+
+def is_played() -> bool:
+    """Whether this process plays another one."""
+    return _role is not None
 
 
 def is_self(owner: str) -> bool:
@@ -97,6 +137,8 @@ def proof(owner: str, token: str) -> Proof:
         return Proof.ALIVE if token in _alive else Proof.DEAD
     if owner == NOBODY:
         return Proof.DEAD
+    if owner in _played:
+        return Proof.ALIVE if _played[owner] else Proof.DEAD
     mine, theirs = _parts(this_process()), _parts(owner)
     if mine is None or theirs is None or theirs[:2] != mine[:2]:
         return Proof.NONE
@@ -125,9 +167,9 @@ def _lives(pid: int, start: str) -> bool:
 
 def _forget() -> None:
     """A forked child works on nothing of its parent's."""
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have been holding it
+    global _role
     _alive.clear()
+    _role = None
 
 
 @cache
@@ -174,16 +216,4 @@ def _read(path: str) -> str:
         return ""
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
-
-
-def _after_fork_in_child() -> None:
-    """A child holds nothing, and no thread of the parent is there to give the lock back."""
-    global _lock
-    _lock = threading.Lock()
-    _alive.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+fork.hooks(in_child=_forget)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from sagaspan import _completion as completion
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
+from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
-from sagaspan._clock import now_us
+from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import UNDO_KEY, Steps, Undone, steps_of, undo_scope
+from sagaspan._retries import ONCE, due_us
+from sagaspan._rollback import Steps, Undone, steps_of
+from sagaspan._run import Run
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.ledger import transitions
+from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import (
     CallInfo,
@@ -34,47 +37,56 @@ from sagaspan.ledger.records import (
     call_info,
     run_info,
 )
+from sagaspan.ledger.resolution import IN_DOUBT, first_sent_us, permitted
 from sagaspan.ledger.store import RunChange
-from sagaspan.ledger.transitions import RunEvent
-from sagaspan.policy import Retry
+from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
 _log = logging.getLogger("sagaspan")
-ATTEMPTS: Final = 8
-"""How often a compensation is tried in all, before it is left to a person."""
-
-PATIENCE_US: Final = 3600 * 1_000_000
-_AT_ONCE: Final = 3  # attempts that a rollback makes itself
-_FIRST_PAUSE_US: Final = 60 * 1_000_000
-_ONCE: Final = Retry()
-_ACTED: Final = ("compensated", "held", "needs_human")
+_ACTED: Final = ("completed", "compensated", "held", "needs_human")
 _WANTED_UNDOING: Final = ("error", "aborted", "budget", "loop")
 """Why a run is held that would have been undone at once, had no write been in doubt."""
 
-Progress = Callable[[RunInfo, str], None]
-"""Told of each run, and what became of it (a field of ``Recovery``)."""
+Progress = Callable[[RunInfo | CallInfo, str], None]
+"""Told of each run, or call that is undone alone, and what became of it (as the fields of ``Recovery`` are called)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """What a recovery did, or would do; each run is in one of the lists.
 
-    ``compensated``: undone. ``held``: waits for somebody to enter it again. ``needs_human``: a write is in doubt, or
-    could not be undone. ``queued``: a compensation is not registered in this process, so it waits for one that has it.
-    ``waiting``: a compensation failed and is tried again later. ``in_doubt``: calls found without their process.
+    ``completed``: it had ended well, and what was deferred in it is sent now. ``compensated``: undone. ``held``: waits
+    for somebody to enter it again. ``needs_human``: a write is in doubt, could not be undone or, deferred, not be sent.
+    ``queued``: a tool is not registered in this process, so it waits for one that has it. ``waiting``: a compensation
+    failed and is tried again later. ``in_doubt``: calls found without their process. ``alone``: calls that were to be
+    undone by themselves, as they are now: ``compensated``, ``compensation_failed``, or ``compensating`` if they wait
+    for a process that has the compensation.
     """
 
+    completed: tuple[RunInfo, ...] = ()
     compensated: tuple[RunInfo, ...] = ()
     held: tuple[RunInfo, ...] = ()
     needs_human: tuple[RunInfo, ...] = ()
     queued: tuple[RunInfo, ...] = ()
     waiting: tuple[RunInfo, ...] = ()
     in_doubt: tuple[CallInfo, ...] = ()
+    alone: tuple[CallInfo, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.compensated, self.held, self.needs_human, self.queued, self.waiting, self.in_doubt))
+        return any(
+            (
+                self.completed,
+                self.compensated,
+                self.held,
+                self.needs_human,
+                self.queued,
+                self.waiting,
+                self.in_doubt,
+                self.alone,
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +136,13 @@ class Recoverer:
                 info = await self._backend.io(self._info, run)
                 found.setdefault(outcome, []).append(info)
                 self._progress(info, outcome)
-        in_doubt = await self._calls_in_doubt(age_us, dry_run=dry_run)
-        return Recovery(**{name: tuple(runs) for name, runs in found.items()}, in_doubt=in_doubt)
+        return Recovery(
+            **{name: tuple(runs) for name, runs in found.items()},
+            in_doubt=await self._calls_in_doubt(age_us, dry_run=dry_run),
+            alone=await undo_alone(
+                self._engine, self._backend, progress=self._progress, stop=self._stop, dry_run=dry_run
+            ),
+        )
 
     # -- what there is -----------------------------------------------------------------------------------------
 
@@ -153,7 +170,8 @@ class Recoverer:
     def _left_behind(self) -> Iterator[RunRecord]:
         """Runs that nobody is inside of and that go on by themselves: a doubt is over, an undo is tried again."""
         held = self._store.list_runs(states=[RunState.HELD], limit=10_000)
-        yield from (run for run in held if run.namespace == self._engine.namespace and _wanted_undoing(run))
+        mine = (run for run in held if run.namespace == self._engine.namespace)
+        yield from (run for run in mine if run.completing or _wanted_undoing(run))
         seen = set()
         for step in self._store.calls_in(CallState.COMPENSATION_FAILED):
             run = self._rolled_back_run(step)
@@ -179,8 +197,8 @@ class Recoverer:
 
     async def _watch_leases(self) -> None:
         """Wait until leases that look over, of owners elsewhere, have stood still for long enough to be sure."""
-        deadline = time.monotonic() + await self._backend.io(self._seconds_to_watch)  # one that lives is seen to beat
-        while not self._stop() and (left := deadline - time.monotonic()) > 0:
+        deadline = monotonic() + await self._backend.io(self._seconds_to_watch)  # one that lives is seen to beat
+        while not self._stop() and (left := deadline - monotonic()) > 0:
             await self._backend.sleep(min(left, 1.0))
 
     def _seconds_to_watch(self) -> float:
@@ -199,7 +217,7 @@ class Recoverer:
         run = lost.run
         try:
             if run.state is RunState.HELD:
-                outcome = await self._end_held(run)
+                outcome = await (self._finish_held(run) if run.completing else self._end_held(run))
             elif run.state is RunState.PARTIALLY_COMPENSATED:
                 outcome = await self._undo_again(run)
             elif run.is_session:
@@ -218,6 +236,8 @@ class Recoverer:
         run = lost.run
         if lost.undo and await self._backend.io(self._lacks, run):
             return [(one.run, "queued") for one in _all_of(lost)]
+        if await self._backend.io(self._lacks_tools, run):
+            return [(run, "queued")]
         taken = await saga.take_over(self._engine, run, LOST[lost.verdict], self._backend)
         if taken is None:
             return []
@@ -232,7 +252,7 @@ class Recoverer:
         """Go on with a rollback that died."""
         left = self._not_due(await self._backend.io(steps_of, self._store, taken))
         after, undone = await saga.roll_back(
-            self._engine, taken, backend=self._backend, span=self._engine.no_span, again=_ONCE, left=left
+            self._engine, taken, backend=self._backend, span=self._engine.no_span, again=ONCE, left=left
         )
         return await self._outcome(after, undone)
 
@@ -241,23 +261,74 @@ class Recoverer:
         for call in await self._backend.io(self._store.calls_of, taken.namespace, taken.id):
             if call.state is CallState.RUNNING and call.phase is Phase.FORWARD:
                 await self._engine.resolve_in_doubt(call, self._backend)
-        unresolved, _ = await saga.unresolved_of(self._engine, taken, self._backend)
-        undo = lost.undo and not unresolved
+        if taken.completing:
+            return await self._complete(taken)
+        stopped = await completion.send_due(self._engine, taken, in_force=self._in_force(taken), backend=self._backend)
+        if stopped is not None:  # what ``commit()`` let go must be sent before anything else is decided
+            await completion.hold(self._engine, taken, stopped, self._backend)
+            return "needs_human"
+        doubts = await saga.doubts_of(self._engine, taken, self._backend)
+        undo = lost.undo and not doubts.blocking
         # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
-        reason = "unresolved" if unresolved and not lost.undo else "interrupted"
+        reason = "unresolved" if doubts.open and not lost.undo else "interrupted"
         ending = Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason)
         after, undone = await saga.leave(
             self._engine, taken, ending, error=LOST[lost.verdict], output=None, backend=self._backend,
             span=self._engine.no_span,
         )  # fmt: skip
         if undone is None:
-            return "needs_human" if unresolved else "held"
+            return "needs_human" if doubts.open else "held"
         return await self._outcome(after, undone)
+
+    async def _complete(self, taken: RunRecord) -> str:
+        """Send what was deferred in a run that has ended well."""
+        _, stopped = await completion.finish(self._engine, taken, in_force=self._in_force(taken), backend=self._backend)
+        if stopped is None:
+            return "completed"
+        return "queued" if stopped.queued else "needs_human"
+
+    async def _finish_held(self, run: RunRecord) -> str | None:
+        """Go on with sending, once what stopped it is decided."""
+        if await self._is_blocked(run, ask=True):
+            return None  # it was reported when it was held; ``sagaspan status`` shows it
+        if await self._backend.io(self._lacks_tools, run):
+            return "queued"
+        taken = await saga.take_over(self._engine, run, "what stopped it is decided", self._backend, reason=None)
+        if taken is None:
+            return None
+        try:
+            return await self._complete(taken)
+        finally:
+            owner.drop(saga.token(self._store, run))
+
+    async def _is_blocked(self, run: RunRecord, *, ask: bool) -> bool:
+        """Whether a deferred call of a held run waits for a person; ``ask`` the probes of those in doubt first."""
+        for call in await self._backend.io(completion.due, self._store, run):
+            if ask:
+                call = await self._engine.resolve_in_doubt(call, self._backend)
+            if await self._backend.io(self._blocks, call):
+                return True
+        return False
+
+    def _blocks(self, call: CallRecord) -> bool:
+        if call.state not in (CallState.FAILED, *IN_DOUBT):
+            return False
+        rows = history(self._store, call)
+        if call.state is CallState.FAILED:  # the service said no; or a probe or a person, that it never got it
+            return rows[-1].event != CallEvent.DISPROVE
+        tool = self._engine.find_deferred(call)
+        harmless = tool is not None and (
+            tool.policy.rerunnable or tool.policy.may_resend(first_sent_us(call, rows), now_us())
+        )
+        return not (harmless or permitted(rows))
+
+    def _in_force(self, taken: RunRecord) -> completion.InForce:
+        return Run.taken_over(self._engine, taken).in_force
 
     async def _end_held(self, run: RunRecord) -> str | None:
         """Undo a run that was held for a doubt, once that is over."""
-        unresolved, _ = await saga.unresolved_of(self._engine, run, self._backend)
-        if unresolved:
+        doubts = await saga.doubts_of(self._engine, run, self._backend)
+        if doubts.blocking:
             return None  # it was reported when it was held; ``sagaspan status`` shows it
         return await self._undo_again(run)
 
@@ -270,7 +341,7 @@ class Recoverer:
             return await self._tried_later(steps)
         if due and self._engine.find_compensation(due[0]) is None:
             return "queued"
-        ended = await saga.take_and_roll_back(self._engine, run, self._backend, again=_ONCE, left=left)
+        ended = await saga.take_and_roll_back(self._engine, run, self._backend, again=ONCE, left=left)
         return None if ended is None else await self._outcome(*ended)
 
     async def _outcome(self, run: RunRecord, undone: Undone) -> str:
@@ -283,7 +354,7 @@ class Recoverer:
 
     async def _tried_later(self, steps: Steps) -> str | None:
         failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
-        again = [await self._backend.io(self._due_us, step) for step in failed]
+        again = [await self._backend.io(due_us, self._store, step) for step in failed]
         return "waiting" if any(due is not None for due in again) else None
 
     async def _foresee(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
@@ -294,8 +365,15 @@ class Recoverer:
 
     async def _foreseen(self, lost: _Lost) -> str | None:
         run = lost.run
+        if run.completing:
+            if await self._is_blocked(run, ask=False):
+                return None if run.state is RunState.HELD else "needs_human"
+            return "queued" if await self._backend.io(self._lacks_tools, run) else "completed"
         steps = await self._backend.io(steps_of, self._store, run)
-        if steps.unresolved and run.state is not RunState.COMPENSATING:
+        doubts = steps.unresolved
+        if lost.undo:
+            doubts = await self._backend.io(saga.blocking, self._engine, steps, doubts)
+        if doubts and run.state is not RunState.COMPENSATING:
             return None if run.state is RunState.HELD else "needs_human"
         if not lost.undo:
             return "held"
@@ -319,20 +397,21 @@ class Recoverer:
 
         What was begun goes on as far as it can.
         """
-        missing = [self._engine.find_compensation(step) is None for step in steps_of(self._store, run).undoable]
+        missing = [self._engine.find_compensation(step) is None for step in steps_of(self._store, run).expected]
         return any(missing[:1] if run.state is RunState.COMPENSATING else missing)
+
+    def _lacks_tools(self, run: RunRecord) -> bool:
+        """Whether this process cannot send all that is due of a run: one that has the tools does it whole."""
+        if run.state is RunState.COMPENSATING:
+            return False
+        return any(self._engine.find_deferred(call) is None for call in completion.due(self._store, run))
 
     def _not_due(self, steps: Steps) -> set[str]:
         """The steps that could not be undone and are not tried again, or not yet."""
         failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
-        due = {step.id: self._due_us(step) for step in failed}
+        due = {step.id: due_us(self._store, step) for step in failed}
         now = now_us()
         return {step_id for step_id, at in due.items() if at is None or at > now}
-
-    def _due_us(self, step: CallRecord) -> int | None:
-        """When the next attempt to undo ``step`` is due; None if a person must look."""
-        undo = self._store.find_call(step.namespace, undo_scope(step), step.compensate or "", UNDO_KEY)
-        return None if undo is None else next_attempt_us(undo)
 
     async def _calls_in_doubt(self, age_us: int, *, dry_run: bool) -> tuple[CallInfo, ...]:
         """Running calls without their process, also of runs that go on and of the session: each is in doubt now."""
@@ -350,17 +429,6 @@ class Recoverer:
         return run_info(current, tuple(map(call_info, self._store.calls_of(run.namespace, run.id))))
 
 
-def next_attempt_us(undo: CallRecord) -> int | None:
-    """When a compensation that failed is tried again (full jitter); None after ``ATTEMPTS`` or an hour."""
-    if undo.attempts >= ATTEMPTS or undo.state not in (CallState.FAILED, CallState.UNKNOWN):
-        return None
-    pause = _FIRST_PAUSE_US * 2 ** max(undo.attempts - _AT_ONCE, 0)
-    # The same for everybody who asks, so that it need not be written down.
-    jitter = random.Random(f"{undo.id}:{undo.attempts}").random()  # noqa: S311 - spreads, hides nothing
-    due = (undo.ended_us or undo.started_us) + round(pause * jitter)
-    return due if max(due, now_us()) <= undo.created_us + PATIENCE_US else None
-
-
 def _all_of(lost: _Lost) -> Iterator[_Lost]:
     for inner in lost.inside:
         yield from _all_of(inner)
@@ -368,7 +436,9 @@ def _all_of(lost: _Lost) -> Iterator[_Lost]:
 
 
 def _is_undone(run: RunRecord) -> bool:
-    return run.state is RunState.COMPENSATING or run.on_interrupt == "compensate"
+    if run.state is RunState.COMPENSATING:
+        return True
+    return run.on_interrupt == "compensate" and not run.completing
 
 
 def _wanted_undoing(run: RunRecord) -> bool:
@@ -390,11 +460,13 @@ def merged(reports: Iterable[Recovery]) -> Recovery:
     for report in reports:
         whole = replace(
             whole,
+            completed=whole.completed + report.completed,
             compensated=whole.compensated + report.compensated,
             held=whole.held + report.held,
             needs_human=whole.needs_human + report.needs_human,
             queued=whole.queued + report.queued,
             waiting=whole.waiting + report.waiting,
             in_doubt=whole.in_doubt + report.in_doubt,
+            alone=whole.alone + report.alone,
         )
     return whole

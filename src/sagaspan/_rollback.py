@@ -6,7 +6,6 @@ becomes a dead letter, ``compensation_failed``, and a person must look.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,8 +17,8 @@ from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._call import Call
-from sagaspan._clock import new_id, now_us
-from sagaspan._compensation import Compensation
+from sagaspan._clock import monotonic, new_id, now_us
+from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation
 from sagaspan._tool import tool_of
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
@@ -27,7 +26,9 @@ from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, run_attempts
 from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, call_info
+from sagaspan.ledger.locks import commit_with, step_as_holder
+from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info, names_of
+from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Policy, Retry
@@ -44,13 +45,24 @@ _UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """A run's steps by what a rollback makes of them; ``undoable`` in the order of undoing."""
+    """A run's steps by what a rollback makes of them; ``undoable`` in the order of undoing.
+
+    ``safe`` are the ids of those that may be undone while they are in doubt.
+    """
 
     undoable: tuple[CallRecord, ...]
     not_compensable: tuple[CallRecord, ...]
     unresolved: tuple[CallRecord, ...]
+    safe: frozenset[str]
     undeclared: tuple[CallRecord, ...]
+    unsent: tuple[CallRecord, ...]
     undone: bool
+
+    @property
+    def expected(self) -> tuple[CallRecord, ...]:
+        """What is undone if those that say they are running have lost their process."""
+        lost = [call for call in self.unresolved if call.state is CallState.RUNNING and call.id in self.safe]
+        return tuple(sorted((*self.undoable, *lost), key=lambda call: call.claim_seq, reverse=True))
 
     @property
     def happened(self) -> bool:
@@ -63,7 +75,7 @@ class Undone:
     """What a rollback did, or would do: steps ``undone``, ``failed`` to undo, and ``not_compensable`` by declaration.
 
     ``queued`` steps wait, in their order, for a process in which their compensation is registered; ``undeclared`` ones
-    have no policy that says whether they changed anything.
+    have no policy that says whether they changed anything. ``unsent`` ones were deferred, and are not sent any more.
     """
 
     undone: tuple[CallInfo, ...] = ()
@@ -71,6 +83,7 @@ class Undone:
     not_compensable: tuple[CallInfo, ...] = ()
     queued: tuple[CallInfo, ...] = ()
     undeclared: tuple[CallInfo, ...] = ()
+    unsent: tuple[CallInfo, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -90,6 +103,8 @@ class Undone:
             )
         if self.not_compensable:
             parts.append(f"declared without compensate, so still in force: {_names(self.not_compensable)}")
+        if self.unsent:
+            parts.append(f"deferred and not sent: {_names(self.unsent)}")
         if self.undeclared:
             parts.append(f"undeclared, so perhaps still in force: {_names(self.undeclared)}")
         return "; ".join(parts)
@@ -98,17 +113,25 @@ class Undone:
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
     everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
-    calls = _on_their_own([call for call in everything if call.claim_seq > run.committed_seq])
+    calls = _on_their_own([call for call in everything if call.place > run.committed_seq])
+    safe = frozenset(call.id for call in calls if call.empty_safe and call.compensate and call.state in _UNSURE)
+    in_doubt = [call for call in _on_their_own(everything) if call.state in _UNSURE]
     return Steps(
-        undoable=tuple(call for call in calls if call.state in _HAPPENED and call.compensate is not None),
+        undoable=tuple(
+            call
+            for call in calls
+            if (call.state in _HAPPENED and call.compensate is not None) or (call.state in IN_DOUBT and call.id in safe)
+        ),
         not_compensable=tuple(
             call for call in calls if call.state is CallState.DONE and call.declared_write and call.compensate is None
         ),
         # A commit does not end a doubt: it only says that what happened stays.
-        unresolved=tuple(call for call in _on_their_own(everything) if call.state in _UNSURE and call.declared_write),
+        unresolved=tuple(call for call in in_doubt if call.declared_write or call.compensate is not None),
+        safe=safe,
         undeclared=tuple(
             call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
         ),
+        unsent=tuple(call for call in everything if is_unsent(call)),
         undone=any(call.state is CallState.COMPENSATED and call.run_id == run.id for call in calls),
     )
 
@@ -133,7 +156,8 @@ def _covered(call: CallRecord, by_id: dict[str, CallRecord]) -> bool:
 class Rollback:
     """Undoes the steps of one run, waiting through ``backend``; its spans are children of ``parent``.
 
-    ``again`` is how often a step is tried that could not be undone before.
+    ``again`` is how often a step is tried that could not be undone before. ``lock``: the run may be over, so each step
+    takes its locks again.
     """
 
     def __init__(
@@ -147,7 +171,9 @@ class Rollback:
         parent: Span,
         backend: Backend,
         again: Retry = PATIENT,
+        lock: bool = False,
     ) -> None:
+        self._lock = lock
         self._judge = judge
         self._again = again
         self._store = store
@@ -156,6 +182,7 @@ class Rollback:
         self._tracer = tracer
         self._parent = parent
         self._backend = backend
+        self._process = owner.this_process()
 
     async def __call__(self, steps: Sequence[CallRecord]) -> Undone:
         """Undo ``steps`` in their order, up to the first whose compensation this process does not know."""
@@ -172,11 +199,11 @@ class Rollback:
 
     async def _undo(self, step: CallRecord, compensation: Compensation) -> CallRecord:
         retry = self._again if step.state is CallState.COMPENSATION_FAILED else PATIENT
-        lost = _lost(call_info(step), compensation)
+        if step.state in IN_DOUBT:
+            step = replace(step, result_lost=transitions.UNDONE_IN_DOUBT)
+        lost = _lost(step, compensation)
         if lost is not None:
-            step = await self._move(step, CallEvent.COMPENSATE)
-            missing = f"{compensation.name!r} asks for {lost!r}, which could not be recorded"
-            return await self._move(step, CallEvent.COMPENSATION_FAILED, detail=missing)
+            return await self._give_up(step, f"{compensation.name!r} asks for {lost}")
         span = self._span(step, compensation)
         call = self._call(step, compensation, span)
         step, record = await self._backend.io(self._claim, call, step)
@@ -196,13 +223,27 @@ class Rollback:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    async def _move(self, record: CallRecord, event: CallEvent, detail: str | None = None) -> CallRecord:
-        after, audit = transitions.move_call(record, event, now_us(), detail=detail)
-        await self._backend.io(self._save, CallChange(after, audit, record.version))
-        return after
+    async def _give_up(self, step: CallRecord, why: str) -> CallRecord:
+        """A step that is not even tried to be undone."""
+        undoing, audit = transitions.start_undoing(step, now_us())
+        failed, why_audit = transitions.move_call(undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why)
+        changes = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
+        await self._backend.io(self._save, *changes)
+        return failed
 
     def _save(self, *changes: CallChange) -> None:
-        if not self._store.commit(changes, synced=True):
+        # A child forked inside a compensation must not say how that ended.
+        if not owner.is_self(self._process) or not self._store.commit(changes, synced=True):
+            raise self._taken_over()
+
+    def _save_locked(self, step: CallRecord, changes: list[CallChange]) -> None:
+        names = names_of(step.locks) if self._lock else ()
+        if not names:
+            self._save(*changes)
+            return
+        holder = step_as_holder(self._store, step, self._run)
+        what = f"the call {step.id} of tool {step.tool!r} is not undone"
+        if not commit_with(self._store, changes, names, holder, what=what, synced=True):
             raise self._taken_over()
 
     def _taken_over(self) -> StoreUnavailable:
@@ -217,7 +258,7 @@ class Rollback:
         already is returned as it is; what ``_run_body`` is to run is held.
         """
         existing = self._store.find_call(call.run.namespace, call.key.scope, call.tool.name, call.key.value)
-        after, audit = transitions.move_call(step, CallEvent.COMPENSATE, now_us())
+        after, audit = transitions.start_undoing(step, now_us())
         compensating = CallChange(after, audit, step.version)
         if existing is not None and existing.state is CallState.DONE:
             self._save(compensating)
@@ -225,7 +266,7 @@ class Rollback:
         record, changes = self._claimed(call, step, existing)
         owner.hold(record.id)
         try:
-            self._save(compensating, *changes)
+            self._save_locked(step, [compensating, *changes])
         except BaseException:
             owner.drop(record.id)
             raise
@@ -306,6 +347,7 @@ class Rollback:
             generation=0,
             idempotency_key=key,
             run=replace(self._run, id=step.run_id),
+            under=step.run_id,
             phase=Phase.COMPENSATION,
             backend=self._backend,
             span=span,
@@ -314,11 +356,11 @@ class Rollback:
 
     async def _run_body(self, call: Call, record: CallRecord, retry: Retry) -> tuple[Ended, int]:
         """How the body ended, and how many attempts that took beside the first one."""
-        started, more = time.monotonic(), 0
+        started, more = monotonic(), 0
 
         async def next_attempt() -> None:
             nonlocal more
-            if time.monotonic() - started > PATIENCE_SECONDS:
+            if monotonic() - started > PATIENCE_SECONDS:
                 raise TimeoutError(f"the compensation {call.tool.name!r} did not succeed within {PATIENCE_SECONDS:g} s")
             more += 1
 
@@ -332,6 +374,11 @@ class Rollback:
 def undo_scope(step: CallRecord) -> str:
     """The scope of the key of what undoes ``step``."""
     return f"undo:{step.id}"
+
+
+def undo_of(store: Store, step: CallRecord) -> CallRecord | None:
+    """The record of what undoes ``step``, or undid it, or tried to."""
+    return store.find_call(step.namespace, undo_scope(step), step.compensate or "", UNDO_KEY)
 
 
 def _compensation_record(call: Call, step: CallRecord) -> CallRecord:
@@ -377,12 +424,20 @@ def _said(error: BaseException | None) -> str | None:
     return None if error is None else spans.error_message(error) or type(error).__name__
 
 
-def _lost(forward: CallInfo, compensation: Compensation) -> str | None:
-    """What the compensation asks for that could not be recorded; undoing with a stand-in would be a guess."""
-    if forward.result_lost is not None and compensation.declared & {"result", "compensation_data"}:
-        return "result"
+def _lost(step: CallRecord, compensation: Compensation) -> str | None:
+    """What the compensation asks for that nobody has, and why; undoing with a stand-in would be a guess."""
+    forward = call_info(step)
+    asked = compensation.declared & OF_THE_RESULT
+    if asked:
+        if forward.result_lost is not None and not (step.empty_safe and asked <= compensation.optional):
+            return f"'result', which nobody knows: {forward.result_lost}"
+        if isinstance(forward.result, codecs.Unreadable):
+            return "'result', which cannot be read in the ledger"
+    if UNREADABLE in forward.args and (compensation.takes_all or compensation.declared - set(RESERVED)):
+        return "the arguments, which cannot be read in the ledger"
     wanted = set(forward.args) if compensation.takes_all else compensation.declared & set(forward.args)
-    return next((name for name in sorted(wanted) if isinstance(forward.args[name], codecs.Unrecorded)), None)
+    lost = (name for name in sorted(wanted) if isinstance(forward.args[name], codecs.Unrecorded))
+    return next((f"{name!r}, which could not be recorded" for name in lost), None)
 
 
 def _names(calls: Sequence[CallInfo]) -> str:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import heapq
 import logging
-import threading
-import time
+import os
+import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextvars import Token
 from dataclasses import replace
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 
+from sagaspan import _completion as completion
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
@@ -24,14 +26,24 @@ from sagaspan import _undo as undo
 from sagaspan import codecs, semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
+from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
-from sagaspan._context import current_run
+from sagaspan._context import current_call, current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone
 from sagaspan._tool import Tool
-from sagaspan.exceptions import CompensationFailed, ConfigurationError, RunClosed
+from sagaspan.exceptions import (
+    CompensationFailed,
+    ConfigurationError,
+    RunClosed,
+    RunInProgress,
+    StoreError,
+    StoreUnavailable,
+)
 from sagaspan.keys import KeySource
+from sagaspan.ledger.fail_open import unrecorded
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.transitions import RunEvent
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -67,19 +79,32 @@ class Run:
         self._outer = outer
         self._unnamed = unnamed
         self._entered = False
+        self._process = 0
         self._in_running_loop = False
         self._aborted: str | None = None
         self._doomed: BaseException | None = None
         self._paused = False
         self._uncertain = False
+        self._only_read = True
+        self._why_unrecorded = ""
+        self._deferred = False
+        self._forks = fork.forks()
+        self._stopped: completion.Stopped | None = None
         self._in_flight = 0
-        self._occurrences: dict[tuple[str, str], int] = {}
-        self._free: dict[tuple[str, str], list[int]] = {}
+        self._occurrences: dict[tuple[str, str, str | None], int] = {}
+        self._free: dict[tuple[str, str, str | None], list[int]] = {}
         self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
-        self._children: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._children: dict[tuple[str, str | None], int] = {}
+        self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
         self._tokens: list[tuple[Token[Run | None], Any]] = []
+
+    @classmethod
+    def taken_over(cls, engine: Engine, record: RunRecord) -> Self:
+        """The run of a process that died, to finish it: what its deferred bodies call is a step of it."""
+        run = cls(engine, record, wait=0, reopen=False)
+        run.resumed = run._entered = True
+        return run
 
     # -- what users read ---------------------------------------------------------------------------------------
 
@@ -106,6 +131,8 @@ class Run:
     @property
     def calls(self) -> tuple[CallInfo, ...]:
         """What the ledger has of this run's calls, in the order they were claimed."""
+        if not self.record.on_record:
+            return ()
         return tuple(call_info(call) for call in self.engine.store.calls_of(self.record.namespace, self.record.id))
 
     @property
@@ -164,12 +191,14 @@ class Run:
 
         Outside the block it undoes at once. Raises ``CompensationFailed`` if something could not be undone.
         """
+        self._check_ours("it is not aborted here")
         self._aborted = why
         if not self._entered:
             self._raise(None, run_sync(self._abort_now(SYNC)))
 
     async def aabort(self, why: str = "aborted") -> None:
         """As ``abort``, for asynchronous callers."""
+        self._check_ours("it is not aborted here")
         self._aborted = why
         if not self._entered:
             self._raise(None, await self._abort_now(ASYNCIO))
@@ -199,7 +228,8 @@ class Run:
     # -- what the engine asks ----------------------------------------------------------------------------------
 
     def check_open(self, tool: Tool, backend: Backend) -> None:
-        """Refuse a call that this run cannot take; raises ``RunClosed`` or ``ConfigurationError``."""
+        """Refuse a call that this run cannot take; raises ``RunError`` or ``ConfigurationError``."""
+        self._check_ours(f"tool {tool.name!r} did not run")
         if self._aborted is not None or not self._entered:
             how = f"was aborted ({self._aborted})" if self._aborted else f"has ended ({self.record.state})"
             raise RunClosed(f"the run {self.id!r} {how}; tool {tool.name!r} did not run", status=self.record.state)
@@ -216,6 +246,33 @@ class Run:
                 "rollback would block; use `async with`"
             )
 
+    def check_on_record(self, tool: Tool) -> None:
+        """Refuse what changes something in a run that is not on record; raises ``StoreUnavailable``."""
+        self.writes()
+        if not self.record.on_record:
+            raise StoreUnavailable(
+                f"tool {tool.name!r} did not run: its run {self.id!r} is not recorded, because the store was down when "
+                f"it was entered ({self._why_unrecorded}); enter it again"
+            )
+
+    def writes(self) -> None:
+        """Something is about to be written in this run, and so in those around it, which undo it with theirs."""
+        self._only_read = False
+        if self._outer is not None:
+            self._outer.writes()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked inside the run: it is the parent's, and goes on there."""
+        return self._entered and self._process != os.getpid()
+
+    def _check_ours(self, what: str) -> None:
+        if self.inherited:
+            raise RunInProgress(
+                f"the run {self.id!r} is that of the process this one was forked from, which would not undo what is "
+                f"done here; {what}. Do it there, or in a run of this process, nested in that one: with guard.run(...)"
+            )
+
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
         """Count a call in flight: leaving waits for it before anything is undone."""
@@ -227,13 +284,16 @@ class Run:
             with self._lock:
                 self._in_flight -= 1
 
-    def occurrence(self, tool: str, digest: str) -> int:
-        """How many equal calls that happened, or may have, this incarnation made before this one."""
+    def occurrence(self, tool: str, digest: str, sent_with: str | None = None) -> int:
+        """How many equal calls that happened, or may have, this incarnation made before this one.
+
+        Those in the body of the deferred call ``sent_with`` count by themselves.
+        """
         with self._lock:
-            if free := self._free.get((tool, digest)):
+            if free := self._free.get((tool, digest, sent_with)):
                 return heapq.heappop(free)
-            number = self._occurrences.get((tool, digest), -1) + 1
-            self._occurrences[tool, digest] = number
+            number = self._occurrences.get((tool, digest, sent_with), -1) + 1
+            self._occurrences[tool, digest, sent_with] = number
         return number
 
     def check_same(self, tool: Tool, digest: str) -> None:
@@ -250,16 +310,36 @@ class Run:
         """Its number is free again: the next equal call is this one, tried again, and so it is on a resume."""
         if call.key.source is KeySource.CONTENT:
             with self._lock:
-                heapq.heappush(self._free.setdefault((call.tool.name, call.key.fingerprint), []), call.occurrence)
+                equal = call.tool.name, call.key.fingerprint, call.sent_with
+                heapq.heappush(self._free.setdefault(equal, []), call.occurrence)
 
     def child_id(self, name: str) -> str:
         """The id of the next run nested in this one that is not given any."""
+        if self.inherited:  # nobody counts for several processes
+            return f"{self.id}/{name}@{secrets.token_hex(6)}"
+        call = current_call.get()
+        sent_with = None if call is None else call.sent_with if call.scheduled is None else call.id
         with self._lock:
-            number = self._children.get(name, 0) + 1
-            self._children[name] = number
-        # A reopened run starts over, so its nested runs are new ones too.
+            number = self._children.get((name, sent_with), 0) + 1
+            self._children[name, sent_with] = number
+        # A reopened run starts over, so its nested runs are new ones too; so are those of a deferred body.
         again = f"~{self.record.generation}" if self.record.generation else ""
-        return f"{self.id}{again}/{name}#{number}"
+        return f"{self.id}{again}/{f'{sent_with}/' if sent_with else ''}{name}#{number}"
+
+    def waits_to_send(self) -> None:
+        """A call was deferred in this run: it is sent when the outermost one completes."""
+        self._deferred = True
+        if self._outer is not None:
+            self._outer.waits_to_send()
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Make this the current run within the block."""
+        self.activate()
+        try:
+            yield
+        finally:
+            self.deactivate()
 
     def saw(self, result: Result) -> None:
         """Remember that a call's outcome is not known: the run may have to be held."""
@@ -278,58 +358,138 @@ class Run:
         if self._entered:
             raise ConfigurationError(f"the run {self.id!r} is entered already; make a new one with guard.run(...)")
         span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), _opening(self.record))
-        wanted = replace(self.record, traceparent=spans.traceparent_of(span))
+        self._process = os.getpid()
+        wanted = replace(self.record, owner=owner.this_process(), traceparent=spans.traceparent_of(span))
         try:
-            entered = await saga.enter(
-                self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed, backend=backend
-            )
+            entered = await self._open(wanted, span, backend)
+            output = _recorded_output(entered.record) if entered.replaying else None
         except BaseException as error:
             spans.end(span, {}, error)
             raise
         self.record, self.resumed, self.replaying = entered.record, entered.resumed, entered.replaying
         self._span, self._entered = span, True
-        self._uncertain = entered.resumed
+        self._uncertain = self._deferred = entered.resumed
         self.engine.open_runs += 1
-        if self.replaying and self.record.output is not None:
-            self.output = codecs.decode(self.record.output)
+        if output is not None:
+            self.output = output
         if entered.previous is not None:
             _link(span, entered.previous)
+            await self._send_what_was_decided(backend)
+
+    async def _send_what_was_decided(self, backend: Backend) -> None:
+        """Go on where an earlier process stopped sending; raises, and holds the run again, if that does not work."""
+        try:
+            if self.record.completing:
+                await self._finish(backend)
+                self.output = _recorded_output(self.record)
+            else:
+                self._stopped = await self._send_due(backend)
+                if self._stopped is not None:
+                    self.record = await completion.hold(self.engine, self.record, self._stopped, backend)
+        except BaseException as error:
+            self._over(error)
+            raise
+        if self._stopped is not None:
+            self._over(self._stopped.error)
+            self._say(self._stopped.error, self._stopped.sentence(self.id))
+            raise self._stopped.error
+        if self.record.state is RunState.COMPLETED:
+            owner.drop(saga.token(self.engine.store, self.record))
+            self.replaying = True
+
+    def _over(self, error: BaseException | None) -> None:
+        """Nobody is inside any more."""
+        self._entered = False
+        self.engine.open_runs -= 1
+        if not self.replaying and self.record.on_record:
+            owner.drop(saga.token(self.engine.store, self.record))
+        spans.end(self._span, self._closing(), error)
+
+    async def _open(self, wanted: RunRecord, span: Span, backend: Backend) -> saga.Entered:
+        """Enter the run in the ledger; with ``fail_open`` and the store down it is entered nowhere, for reads only."""
+        outage, outer = self.engine.outage, self._outer
+        why = "the run it is in is not on record" if outer is not None and not outer.record.on_record else None
+        if why is None:
+            try:
+                return await saga.enter(
+                    self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed, backend=backend
+                )
+            except StoreUnavailable as error:
+                if outage is None:
+                    raise
+                why = outage.began(error)
+        _log.warning("run %r is not recorded (fail_open=True), so only reads run in it: %s", self.id, why)
+        spans.mark(span, semconv.UNRECORDED)
+        self._why_unrecorded = why
+        return saga.Entered(record=unrecorded(wanted))
 
     async def _commit(self, backend: Backend) -> None:
+        self._check_ours("nothing is committed here")
         if not self._entered:
             raise RunClosed(
                 f"the run {self.id!r} has ended ({self.status}); there is nothing to commit", status=self.status
             )
-        if not self.replaying:
-            self.record = await saga.commit(self.engine, self.record, backend=backend)
+        if self.replaying or not self.record.on_record:
+            return
+        self.record = await saga.commit(self.engine, self.record, backend=backend)
+        if self._deferred and not await backend.io(completion.waits_for_outer, self.engine.store, self.record):
+            stopped = await self._send_due(backend)
+            if stopped is not None:
+                self._say(stopped.error, stopped.sentence(self.id))
+                raise stopped.error
 
     async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
+        if self.inherited:  # a child unwinds its parent's block: how that run ends is decided there
+            return None
         error = error or self._doomed
         report: Undone | None = None
         try:
-            if not self.replaying:
-                await self._await_calls(backend)
-                await backend.io(self.engine.settle)
-                report = await self._end(error, backend)
+            if not self.record.on_record:
+                self._end_unrecorded(error)
+            elif not self.replaying:
+                report = await self._end_or_let_go(error, backend)
             elif self._aborted is not None:
                 report = await self._abort_now(backend)
         finally:
-            self._entered = False
-            self.engine.open_runs -= 1
-            if not self.replaying:
-                owner.drop(saga.token(self.engine.store, self.record))
-            spans.end(self._span, self._closing(), error)
+            self._over(error or (self._stopped.error if self._stopped else None))
         return report
 
-    async def _end(self, error: BaseException | None, backend: Backend) -> Undone | None:
-        unresolved, _ = await self._look_into_doubts(error, backend)
+    def _end_unrecorded(self, error: BaseException | None) -> None:
+        """Nothing was written in it, so nothing is undone."""
+        failed = error is not None or self._aborted is not None
+        self.record = replace(self.record, state=RunState.FAILED if failed else RunState.COMPLETED)
+
+    async def _end_or_let_go(self, error: BaseException | None, backend: Backend) -> Undone | None:
+        """Write how it ends; with ``fail_open``, a run that only read does not fail for that."""
+        until = monotonic() + GRACE_SECONDS
+        await self._await_calls(backend, until)
+        try:
+            await backend.io(self.engine.settle)
+            return await self._end(error, backend, until)
+        except StoreUnavailable as failure:
+            if self.engine.outage is None or not self._only_read or self.resumed:
+                raise
+            why = self.engine.outage.began(failure)
+            _log.warning("the end of run %r, which only read, is not recorded (fail_open=True): %s", self.id, why)
+            spans.mark(self._span, semconv.UNRECORDED)
+            return None
+
+    async def _end(self, error: BaseException | None, backend: Backend, until: float) -> Undone | None:
+        unresolved = await self._look_into_doubts(error, backend, until)
         ending = ending_of(
             error,
             aborted=self._aborted is not None,
             paused=self._paused and error is None,
             unresolved=unresolved,
+            unsent=error is not None and await self._has_unsent(backend),
             on_interrupt=self.record.on_interrupt,
         )
+        if ending.event is RunEvent.COMPLETE and await self._sends(backend):
+            self.record = await completion.decide(
+                self.engine, self.record, output=self._encoded_output(), backend=backend
+            )
+            await self._finish(backend)
+            return None
         text = self._aborted
         if error is not None:
             text = f"{type(error).__name__}: {spans.error_message(error) or ''}"
@@ -344,9 +504,32 @@ class Run:
         )
         return report
 
+    async def _has_unsent(self, backend: Backend) -> bool:
+        """Whether something that ``commit()`` let go is not sent."""
+        return self._deferred and bool(await backend.io(completion.due, self.engine.store, self.record))
+
+    async def _sends(self, backend: Backend) -> bool:
+        """Whether completing this run sends what was deferred; what is nested waits for the outer run."""
+        if not self._deferred and fork.forks() == self._forks:
+            return False
+        store, would = self.engine.store, replace(self.record, completing=True)
+        if not await backend.io(completion.due, store, would):
+            return False
+        return not await backend.io(completion.waits_for_outer, store, self.record)
+
+    async def _finish(self, backend: Backend) -> None:
+        self.record, self._stopped = await completion.finish(
+            self.engine, self.record, in_force=self.in_force, backend=backend
+        )
+
+    async def _send_due(self, backend: Backend) -> completion.Stopped | None:
+        return await completion.send_due(self.engine, self.record, in_force=self.in_force, backend=backend)
+
     async def _abort_now(self, backend: Backend) -> Undone | None:
         """Undo a run that nobody is inside of, whatever state it was left in; what never began needs nothing."""
         store, record = self.engine.store, self.record
+        if not record.on_record:
+            return None
         if await backend.io(store.get_run, record.namespace, record.id) is None:
             return None
         why = self._aborted or "aborted"
@@ -355,20 +538,23 @@ class Run:
         self.record = record if now is None else now
         return report
 
-    async def _look_into_doubts(self, error: BaseException | None, backend: Backend) -> tuple[bool, bool]:
-        """Whether a declared write is still in doubt, and whether a doubt was decided; asked only where one can be."""
-        if error is None and not self._uncertain and self._aborted is None and not self._in_flight:
-            return False, False
-        unresolved, decided = await saga.unresolved_of(self.engine, self.record, backend)
-        return bool(unresolved), decided
+    async def _look_into_doubts(self, error: BaseException | None, backend: Backend, until: float) -> bool:
+        """Whether a doubt holds the run; asked only where there can be one."""
+        failed = error is not None or self._aborted is not None
+        if not failed and not self._uncertain and not self._in_flight:
+            return False
+        doubts = await saga.doubts_of(self.engine, self.record, backend, until=until if failed else 0.0)
+        return bool(doubts.blocking if failed else doubts.open)
 
-    async def _await_calls(self, backend: Backend) -> None:
+    async def _await_calls(self, backend: Backend, until: float) -> None:
         """Let calls in other threads or tasks end: an undo must not come before its action."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._in_flight and time.monotonic() < deadline:
+        while self._in_flight and monotonic() < until:
             await backend.sleep(0.01)
 
     def _raise(self, error: BaseException | None, report: Undone | None) -> None:
+        if self._stopped is not None:
+            self._say(self._stopped.error, self._stopped.sentence(self.id))
+            raise self._stopped.error
         if self.record.state is RunState.HELD and not self.replaying:
             self._say(
                 error, f"sagaspan: run {self.id!r} is held ({self.reason}): nothing was undone; sagaspan show {self.id}"
@@ -406,6 +592,15 @@ class Run:
         if self.record.reason is not None:
             attributes[semconv.RUN_REASON] = self.record.reason
         return attributes
+
+
+def _recorded_output(record: RunRecord) -> Any:
+    try:
+        return None if record.output is None else codecs.decode(record.output)
+    except codecs.Undecodable as problem:
+        raise StoreError(
+            f"the run {record.id!r} is completed, but its recorded output cannot be read: {problem}; nothing ran"
+        ) from problem
 
 
 def _opening(record: RunRecord) -> dict[str, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,21 +11,24 @@ from opentelemetry.trace import Span
 
 from sagaspan import _owner as owner
 from sagaspan._backends import Backend
-from sagaspan._clock import now_us
+from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import PATIENT, Rollback, Undone, steps_of
+from sagaspan._rollback import PATIENT, Rollback, Steps, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
-from sagaspan.ledger import transitions
+from sagaspan.ledger import locks, transitions
+from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.families import family
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.in_doubt import may_still_land
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
-from sagaspan.ledger.store import RunChange, Store
+from sagaspan.ledger.store import CallChange, RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.policy import Retry
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
+_CLOSED_WITH_ITS_OUTER_RUN: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
 _RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.FAILED)
 
 
@@ -59,27 +61,30 @@ async def enter(
     ``unnamed``: its id is its place in an outer run. If it was undone there and the outer run went on, a resume of the
     outer run comes by again and starts it over.
     """
-    deadline = time.monotonic() + wait
+    deadline = monotonic() + wait
     opened, audit = transitions.open_run(wanted)
     while True:
         if await _commit_held(engine, RunChange(opened, audit), backend):
             return Entered(record=opened)
         existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
         if existing is not None:
+            check_known(existing)
             _check_identity(existing, wanted)
             undone = unnamed and existing.state is RunState.COMPENSATED
             entered = await _reenter(engine, existing, wanted, reopen=reopen or undone, backend=backend)
             if entered is not None:
                 return entered
-        if time.monotonic() >= deadline:
+        if monotonic() >= deadline:
             raise RunInProgress(
                 f"the run {wanted.id!r} is in progress elsewhere; wait for it (wait=SECONDS) or use another id"
             )
         await backend.sleep(0.05)
 
 
-async def _commit_held(engine: Engine, change: RunChange, backend: Backend) -> bool:
+async def _commit_held(engine: Engine, change: RunChange, backend: Backend, names: Collection[str] = ()) -> bool:
     """Commit a change that enters a run; False if another worker is inside it or was faster.
+
+    Raises ``LockConflict`` if one of the locks ``names``, which are taken with it, is held.
 
     It is held before it is on disk: between the two another ``Run`` of this process would think us dead.
     """
@@ -87,16 +92,20 @@ async def _commit_held(engine: Engine, change: RunChange, backend: Backend) -> b
         return False
     entered = False
     try:
-        entered = await backend.io(_commit_covered, engine, change)
+        entered = await backend.io(_commit_covered, engine, change, names)
     finally:
         if not entered:
             owner.drop(token(engine.store, change.record))
     return entered
 
 
-def _commit_covered(engine: Engine, change: RunChange) -> bool:
+def _commit_covered(engine: Engine, change: RunChange, names: Collection[str]) -> bool:
     engine.lease.cover()
-    return engine.store.commit([change], synced=False)
+    if not names:
+        return bool(engine.store.commit([change], synced=False))
+    holder = locks.run_as_holder(engine.store, change.record)
+    what = f"the run {change.record.id!r} is not undone"
+    return bool(locks.commit_with(engine.store, [change], names, holder, what=what, synced=False))
 
 
 async def _reenter(
@@ -153,6 +162,15 @@ def _last_claim(store: Store, run: RunRecord) -> int:
     return max((call.claim_seq for call in family(store, run)), default=run.committed_seq)
 
 
+def check_known(run: RunRecord) -> None:
+    """Touch no run whose state means something that nobody here knows; raises ``StoreError``."""
+    if not isinstance(run.state, RunState):
+        raise StoreError(
+            f"the run {run.id!r} is in the state {run.state!r}, which this sagaspan does not know; upgrade it, or mend "
+            "the row of the ledger (nothing was changed)"
+        )
+
+
 def _check_identity(existing: RunRecord, wanted: RunRecord) -> None:
     if existing.name != wanted.name:
         raise RunConflict(
@@ -176,12 +194,45 @@ def _check_reopenable(store: Store, run: RunRecord) -> None:
         )
 
 
-async def unresolved_of(engine: Engine, run: RunRecord, backend: Backend) -> tuple[list[CallRecord], bool]:
-    """The declared writes of ``run`` still in doubt after their probes were asked, and whether any was decided."""
-    in_doubt = (await backend.io(steps_of, engine.store, run)).unresolved
-    asked = [await engine.resolve_in_doubt(call, backend) for call in in_doubt]
-    still = [call for call in asked if call.state in (CallState.RUNNING, *IN_DOUBT)]
-    return still, len(still) < len(in_doubt)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """What of a run is still in doubt: ``open`` to whoever wants to complete it, ``blocking`` who wants to undo it.
+
+    What may be undone in doubt (``empty_safe``) blocks nobody, unless a body of it still runs.
+    """
+
+    open: tuple[CallRecord, ...] = ()
+    blocking: tuple[CallRecord, ...] = ()
+
+
+async def doubts_of(engine: Engine, run: RunRecord, backend: Backend, *, until: float = 0.0) -> Doubts:
+    """What of ``run`` is in doubt after the probes were asked.
+
+    Waits ``until`` then (monotonic) for bodies still running here of what may be undone in doubt: an undo must not come
+    before its action.
+    """
+    steps = await backend.io(steps_of, engine.store, run)
+    asked = []
+    for call in steps.unresolved:
+        if call.id in steps.safe and until:
+            call = await _after_its_body(engine, call, backend, until)
+        asked.append(await engine.resolve_in_doubt(call, backend))
+    still = tuple(call for call in asked if call.state in (CallState.RUNNING, *IN_DOUBT))
+    return Doubts(open=still, blocking=await backend.io(blocking, engine, steps, still))
+
+
+async def _after_its_body(engine: Engine, call: CallRecord, backend: Backend, until: float) -> CallRecord:
+    token = body_token(call.id)
+    while owner.is_self(call.owner) and owner.proof(call.owner, token) is owner.Proof.ALIVE and monotonic() < until:
+        await backend.sleep(0.01)  # and a moment longer, in which its late result is recorded
+    return await backend.io(engine.store.get_call, call.id) or call
+
+
+def blocking(engine: Engine, steps: Steps, in_doubt: Iterable[CallRecord]) -> tuple[CallRecord, ...]:
+    """Those ``in_doubt`` that may not be undone as they are."""
+    return tuple(
+        call for call in in_doubt if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)
+    )
 
 
 async def leave(
@@ -199,17 +250,19 @@ async def leave(
     if ending.event is RunEvent.COMPLETE:
         detail["output"] = output
     # Synced, however it ends: the settles of the last calls become durable with it.
-    run = await _move(engine, run, ending.event, backend, synced=True, **detail)
+    run = await move(engine, run, ending.event, backend, synced=True, **detail)
     if ending.event is not RunEvent.COMPENSATE:
         return run, None
     return await roll_back(engine, run, backend=backend, span=span)
 
 
-def rollback_of(engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry = PATIENT) -> Rollback:
-    """What undoes steps of ``run`` with the compensations of ``engine``."""
+def rollback_of(
+    engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry = PATIENT, lock: bool = False
+) -> Rollback:
+    """What undoes steps of ``run`` with the compensations of ``engine``; see ``Rollback``."""
     return Rollback(
         engine.store, run, judge=engine.judge, find=engine.find_compensation, tracer=engine.tracer, parent=span,
-        backend=backend, again=again,
+        backend=backend, again=again, lock=lock,
     )  # fmt: skip
 
 
@@ -224,33 +277,56 @@ async def roll_back(
         return await _roll_back(engine, run, backend=backend, span=span, again=again, left=left)
     except BaseException:
         with contextlib.suppress(StoreError):
-            await _give_back(engine, run, backend, "its rollback was interrupted")
+            await give_back(engine, run, backend, "its rollback was interrupted")
         raise
 
 
 async def _roll_back(
     engine: Engine, run: RunRecord, *, backend: Backend, span: Span, again: Retry, left: Collection[str]
 ) -> tuple[RunRecord, Undone]:
+    # First of all: nothing may be sent any more once its run is being undone.
+    unsent = await backend.io(_drop_unsent, engine.store, run)
     steps = await backend.io(steps_of, engine.store, run)
     rollback = rollback_of(engine, run, backend=backend, span=span, again=again)
-    report = await rollback([step for step in steps.undoable if step.id not in left])
+    report = await rollback(await _probed(engine, [step for step in steps.undoable if step.id not in left], backend))
     report = replace(
         report,
         failed=(*report.failed, *(call_info(step) for step in steps.undoable if step.id in left)),
         not_compensable=tuple(map(call_info, steps.not_compensable)),
         undeclared=tuple(map(call_info, steps.undeclared)),
+        unsent=unsent,
     )
     if report.queued:
-        return await _give_back(engine, run, backend, f"waits for {report.queued[0].compensate!r}"), report
+        return await give_back(engine, run, backend, f"waits for {report.queued[0].compensate!r}"), report
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
-    run = await _move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
+    run = await move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
     return run, report
 
 
-async def _give_back(engine: Engine, run: RunRecord, backend: Backend, why: str) -> RunRecord:
-    """Nobody rolls it back any more: whoever can may go on, while this process lives."""
-    after, audit = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), detail=why, owner=owner.NOBODY)
+async def _probed(engine: Engine, steps: Sequence[CallRecord], backend: Backend) -> list[CallRecord]:
+    """``steps`` without those of which a probe finds out, at the last moment, that they did not happen."""
+    asked = [await engine.resolve_in_doubt(step, backend) if step.state in IN_DOUBT else step for step in steps]
+    return [step for step in asked if step.state is not CallState.FAILED]
+
+
+def _drop_unsent(store: Store, run: RunRecord) -> tuple[CallInfo, ...]:
+    """Give up what was deferred in a run that is ``compensating``, so that nobody sends it; it needs no undo."""
+    dropped: list[CallInfo] = []
+    while unsent := steps_of(store, run).unsent:
+        for call in unsent:
+            after, audit = transitions.drop(call, now_us(), why=f"run {run.id} was undone: {run.reason}")
+            if store.commit([CallChange(after, audit, call.version)], synced=False):
+                dropped.append(call_info(after))
+    return tuple(dropped)
+
+
+async def give_back(engine: Engine, run: RunRecord, backend: Backend, why: str) -> RunRecord:
+    """Nobody goes on with it here: whoever can may do so, while this process lives."""
+    if not owner.is_self(run.owner):  # forked inside a body: the parent goes on with it
+        return run
+    event = RunEvent.COMPENSATE if run.state is RunState.COMPENSATING else RunEvent.FINISH
+    after, audit = transitions.move_run(run, event, now_us(), detail=why, owner=owner.NOBODY)
     saved = await backend.io(engine.store.commit, [RunChange(after, audit, run.version)], synced=False)
     return after if saved else run
 
@@ -264,11 +340,15 @@ async def take_and_roll_back(
     left: Collection[str] = (),
     **changes: Any,
 ) -> tuple[RunRecord, Undone] | None:
-    """Undo a run that nobody is inside of, as ``roll_back``; None if somebody else took it first."""
+    """Undo a run that nobody is inside of, as ``roll_back``; None if somebody else took it first.
+
+    A run that was over has let go of its locks: it takes those of the steps to undo again, or raises ``LockConflict``.
+    """
+    names = await backend.io(lambda: _locks_of(steps_of(engine.store, run).undoable))
     after, audit = transitions.move_run(
         run, RunEvent.COMPENSATE, now_us(), owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )
-    if not await _commit_held(engine, RunChange(after, audit, run.version), backend):
+    if not await _commit_held(engine, RunChange(after, audit, run.version), backend, names):
         return None
     try:
         return await roll_back(engine, after, backend=backend, span=engine.no_span, again=again, left=left)
@@ -276,14 +356,18 @@ async def take_and_roll_back(
         owner.drop(token(engine.store, run))
 
 
-async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend) -> RunRecord | None:
-    """Enter a run whose owner is dead or expired, under the next epoch; None if somebody else was faster.
+def _locks_of(steps: Iterable[CallRecord]) -> set[str]:
+    return {name for step in steps for name in names_of(step.locks)}
 
-    Whoever was inside is fenced from here on. The caller drops the run's ``token``.
+
+async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend, **changes: Any) -> RunRecord | None:
+    """Enter a run that is held, or whose owner is dead or expired, under the next epoch.
+
+    None if somebody else was faster. Whoever was inside is fenced from here on. The caller drops the run's ``token``.
     """
     event = RunEvent.COMPENSATE if run.state is RunState.COMPENSATING else RunEvent.RESUME
     after, audit = transitions.move_run(
-        run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1
+        run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )
     return after if await _commit_held(engine, RunChange(after, audit, run.version), backend) else None
 
@@ -291,15 +375,36 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend) 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:
     for child in await backend.io(engine.store.children_of, run.namespace, run.id):
         await _close_children(engine, child, complete=complete, backend=backend)
-        if child.state is RunState.COMPLETED:
-            child = await _move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
+        if child.state in _CLOSED_WITH_ITS_OUTER_RUN:
+            child = await move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
-            await _move(engine, child, event, backend, synced=False)
+            await move(engine, child, event, backend, synced=False)
+        elif complete:
+            await backend.io(close_if_undone, engine.store, child)
 
 
-async def _move(
-    engine: Engine, run: RunRecord, event: RunEvent, backend: Backend, *, synced: bool, **changes: str | None
+def close_if_undone(store: Store, run: RunRecord | None) -> None:
+    """A run that was not wholly undone is ``compensated`` once somebody has undone by hand what was left.
+
+    So are the runs it is nested in, if nothing else is left of them.
+    """
+    while run is not None and run.state is RunState.PARTIALLY_COMPENSATED:
+        steps = steps_of(store, run)
+        if steps.undoable or steps.not_compensable or steps.unresolved:
+            return
+        started, first = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), owner=owner.NOBODY)
+        ended, second = transitions.move_run(started, RunEvent.COMPENSATED, now_us(), detail="undone by hand")
+        if not store.commit(
+            [RunChange(started, first, run.version), RunChange(ended, second, started.version)], synced=True
+        ):
+            return  # somebody else is at it
+        run = store.get_run(run.namespace, run.parent_id) if run.parent_id else None
+
+
+async def move(
+    engine: Engine, run: RunRecord, event: RunEvent, backend: Backend, *, synced: bool, **changes: Any
 ) -> RunRecord:
+    """The run after ``event``, saved; raises ``StoreUnavailable`` if another worker has it now."""
     after, audit = transitions.move_run(run, event, now_us(), **changes)
     await _save(engine.store, RunChange(after, audit, run.version), backend, synced=synced)
     return after

@@ -102,6 +102,12 @@ def end(span: Span, attributes: Mapping[str, AttributeValue], error: BaseExcepti
 
 
 @harmless(None)
+def mark(span: Span, attribute: str) -> None:
+    """Say on ``span`` that ``attribute`` is true."""
+    span.set_attribute(attribute, True)
+
+
+@harmless(None)
 def record_attempt(
     tracer: Tracer,
     parent: Span,

@@ -28,7 +28,8 @@ class Tool:
 
     ``context`` are parameters that reach the body but are no part of the call's identity (``self``, injected ones).
     ``compensation`` is None while the policy's ``compensate`` is a name that is not looked up yet. ``suspends`` are the
-    framework's control-flow exceptions: a body they leave has not failed, it will be asked again.
+    framework's control-flow exceptions: a body they leave has not failed, it will be asked again. ``send`` runs the
+    body of a deferred call with what was recorded of its arguments (None: as the function is called).
     """
 
     name: str
@@ -42,8 +43,10 @@ class Tool:
     description: str
     compensation: Compensation | None
     key_expression: Expression | None
+    lock_expression: Expression | None = None
     probe: Probe | None = None
     suspends: tuple[type[BaseException], ...] = ()
+    send: Callable[[Mapping[str, Any]], Any] | None = None
 
     @property
     def plain(self) -> bool:
@@ -68,6 +71,24 @@ class Tool:
         given = self.signature.bind_partial(*args, **kwargs).arguments
         return {name: None for name in names if name not in given}
 
+    def locks_of(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of the locks that a call with ``arguments`` takes; raises ``ConfigurationError``."""
+        try:
+            if self.lock_expression is not None:
+                value = self.lock_expression.evaluate(arguments)
+            else:
+                function: Any = self.policy.lock
+                value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
+        except Exception as error:
+            raise ConfigurationError(
+                f"tool {self.name!r} did not run: its lock failed: {type(error).__name__}: {error}"
+            ) from error
+        if not value or not isinstance(value, str | list | tuple | set | frozenset):
+            raise ConfigurationError(
+                f"tool {self.name!r} did not run: its lock came out as {value!r}; it must be a name, or a list of names"
+            )
+        return (value,) if isinstance(value, str) else tuple(value)
+
     def invoke(self, arguments: Mapping[str, Any]) -> Any:
         """Call the unguarded function with bound arguments (an awaitable if it is async)."""
         if self.plain:
@@ -86,6 +107,7 @@ def tool_of(
     context: frozenset[str] = frozenset(),
     description: str | None = None,
     suspends: tuple[type[BaseException], ...] = (),
+    send: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Tool:
     """``function`` as a tool under ``policy``; raises ``ConfigurationError`` for anything declared wrongly."""
     name = name or name_of(function)
@@ -96,6 +118,11 @@ def tool_of(
     signature = signature or _signature(function, name)
     parameters, context = _split(signature, context)
     _check_policy(name, policy)
+    if policy.defer and (hidden := sorted(context - INJECTED)):
+        raise ConfigurationError(
+            f"tool {name!r} has defer=True, so it is sent from its record, perhaps by another process, where nobody "
+            f"fills {hidden[0]!r}; let it take plain arguments only"
+        )
     where = f"tool {name!r}"
     return Tool(
         name=name,
@@ -108,9 +135,11 @@ def tool_of(
         module=getattr(function, "__module__", None) or "",
         description=description or inspect.getdoc(function) or "",
         compensation=_compensation(policy, parameters, where),
-        key_expression=_key_expression(policy, parameters, where),
+        key_expression=_expression(policy.key, "key", parameters, where),
+        lock_expression=_expression(policy.lock, "lock", parameters, where),
         probe=_probe(policy, parameters, where),
         suspends=suspends,
+        send=send,
     )
 
 
@@ -136,13 +165,19 @@ def _split(signature: inspect.Signature, context: frozenset[str]) -> tuple[tuple
 
 
 def _check_policy(name: str, policy: Policy) -> None:
-    if policy.effect == "irreversible" and policy.approve is None:
+    if policy.effect == "irreversible" and policy.approve is None and not policy.defer:
         raise ConfigurationError(
-            f"tool {name!r} is irreversible: nothing can undo it, so it says approve=False itself if nobody "
-            "need be asked"
+            f"tool {name!r} is irreversible: nothing can undo it, so it says defer=True to wait for the end of its "
+            "run, or approve=False itself if nobody need be asked"
         )
+    if policy.defer and policy.effect == "read":
+        raise ConfigurationError(f"tool {name!r} has effect='read' and defer=True: a read is for now, or it is no read")
     if policy.effect in ("read", "irreversible") and policy.compensate is not None:
         raise ConfigurationError(f"tool {name!r} has effect={policy.effect!r} and compensate=: one of them is wrong")
+    if policy.empty_safe and policy.compensate is None:
+        raise ConfigurationError(f"tool {name!r} has empty_safe=True but no compensate= that it could be said of")
+    if policy.lock_wait is not None and policy.lock is None:
+        raise ConfigurationError(f"tool {name!r} has lock_wait= but no lock= to wait for; say which lock it takes")
 
 
 def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Compensation | None:
@@ -150,7 +185,8 @@ def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Co
         return None
     behind = tool_behind(policy.compensate)
     function = behind.function if behind else policy.compensate
-    return compensation_of(function, parameters, where=where, name=behind.name if behind else None)
+    name = behind.name if behind else None
+    return compensation_of(function, parameters, where=where, name=name, empty_safe=policy.empty_safe)
 
 
 def _probe(policy: Policy, parameters: tuple[str, ...], where: str) -> Probe | None:
@@ -161,17 +197,22 @@ def _probe(policy: Policy, parameters: tuple[str, ...], where: str) -> Probe | N
     return probe_of(function, parameters, where=where, timeout=policy.timeout, settle=policy.settle or 0.0)
 
 
-def _key_expression(policy: Policy, parameters: tuple[str, ...], where: str) -> Expression | None:
-    if policy.key is None:
+def _expression(
+    value: str | Callable[..., Any] | None, field: str, parameters: tuple[str, ...], where: str
+) -> Expression | None:
+    """The compiled expression of ``field``; None if it is a function, which is checked too, or nothing."""
+    if value is None:
         return None
-    if isinstance(policy.key, str):
-        expression = Expression(policy.key, where=f"{where}, key")
+    if isinstance(value, str):
+        expression = Expression(value, where=f"{where}, {field}")
         expression.check(parameters)
         return expression
-    unknown = [name for name in inspect.signature(policy.key).parameters if name not in parameters]
+    if is_async_callable(value):
+        raise ConfigurationError(f"{where}: its {field} function is async, but it is called without a loop; use def")
+    unknown = [name for name in inspect.signature(value).parameters if name not in parameters]
     if unknown:
         raise ConfigurationError(
-            f"{where}: nothing can fill the parameter {unknown[0]!r} of its key function; "
+            f"{where}: nothing can fill the parameter {unknown[0]!r} of its {field} function; "
             f"it can take {', '.join(parameters) or 'nothing'}"
         )
     return None

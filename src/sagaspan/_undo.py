@@ -6,15 +6,22 @@ undoes once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan._backends import Backend
+from sagaspan._clock import now_us
 from sagaspan._rollback import Undone, steps_of
 from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, RunError, RunInProgress
+from sagaspan.ledger import transitions
 from sagaspan.ledger.families import family
+from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
+from sagaspan.ledger.store import CallChange, Store
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -25,25 +32,44 @@ _UNDONE: Final = (CallState.COMPENSATED, CallState.FAILED, CallState.REFUSED)
 async def compensate(
     engine: Engine, run_id: str, call_id: str | None, *, dry_run: bool, inside: bool, backend: Backend
 ) -> Undone:
+    """As ``undo``; raises ``CompensationFailed`` if something that was to be undone is not."""
+    report = await undo(engine, run_id, call_id, dry_run=dry_run, inside=inside, backend=backend, probe=not dry_run)
+    if not dry_run and (stuck := (*report.failed, *report.queued)):
+        raise CompensationFailed(report.sentence(run_id), call=stuck[0])
+    return report
+
+
+async def undo(
+    engine: Engine,
+    run_id: str,
+    call_id: str | None,
+    *,
+    dry_run: bool,
+    inside: bool,
+    backend: Backend,
+    probe: bool = True,
+    seen: int | None = None,
+) -> Undone:
     """Undo the run ``run_id``, or its call ``call_id``; with ``dry_run`` only say what would be.
 
-    ``inside``: the caller is in this very run, so one call of it may be undone while it goes on, as one of a session
-    may. Raises ``RunError`` if
-    there is none, ``RunInProgress``, ``OutcomeUnknown`` if a write is in doubt, ``CompensationFailed``.
+    ``inside``: the caller is in this very run, so one call of it may be undone while it goes on. ``probe``: ask what
+    can find out about calls in doubt first, which is recorded. ``seen`` is the version of the run that somebody decided
+    on: a later one is left alone. Raises ``RunError`` if there is none,
+    ``RunInProgress``, ``OutcomeUnknown`` if a write is in doubt.
     """
     run = await backend.io(engine.store.get_run, engine.namespace, run_id)
     if run is None:
         raise RunError(f"there is no run {run_id!r} in the namespace {engine.namespace!r}; see: sagaspan runs list")
+    saga.check_known(run)
+    if seen is not None and run.version != seen:
+        raise RunError(f"the run {run_id!r} has changed since it was shown, so nothing was undone; look again")
+    # Calls outside a run rest on nothing that the session does next, so one of them needs nobody to stop.
     if call_id is None or not (inside or run.is_session):
         await _check_nobody_inside(engine, run, backend)
     if call_id is not None:
-        report = await _one_call(engine, run, call_id, dry_run=dry_run, backend=backend)
-    else:
-        # Asked for by name, what was committed is undone too.
-        report = await _whole_run(engine, replace(run, committed_seq=0), dry_run=dry_run, backend=backend)
-    if stuck := (*report.failed, *report.queued):
-        raise CompensationFailed(report.sentence(run_id), call=stuck[0])
-    return report
+        return await _one_call(engine, run, call_id, dry_run=dry_run, probe=probe, backend=backend)
+    # Asked for by name, what was committed is undone too.
+    return await _whole_run(engine, replace(run, committed_seq=0), dry_run=dry_run, probe=probe, backend=backend)
 
 
 async def undo_run(engine: Engine, run_id: str, *, reason: str, error: str, backend: Backend) -> Undone:
@@ -51,25 +77,31 @@ async def undo_run(engine: Engine, run_id: str, *, reason: str, error: str, back
     run = await backend.io(engine.store.get_run, engine.namespace, run_id)
     if run is None:
         return Undone()
+    saga.check_known(run)
     await _check_nobody_inside(engine, run, backend)
-    return await _whole_run(engine, run, dry_run=False, backend=backend, reason=reason, error=error)
+    return await _whole_run(engine, run, dry_run=False, probe=True, backend=backend, reason=reason, error=error)
 
 
 async def _whole_run(
-    engine: Engine, run: RunRecord, *, dry_run: bool, backend: Backend, **changes: str | None
+    engine: Engine, run: RunRecord, *, dry_run: bool, probe: bool, backend: Backend, **changes: str | None
 ) -> Undone:
+    if probe and run.state is not RunState.COMPENSATING:
+        await saga.doubts_of(engine, run, backend)
     steps = await backend.io(steps_of, engine.store, run)
-    if not dry_run and run.state is not RunState.COMPENSATING:
-        await saga.unresolved_of(engine, run, backend)
-    steps = await backend.io(steps_of, engine.store, run)
-    if steps.unresolved and run.state is not RunState.COMPENSATING:
-        _refuse(run, steps.unresolved[0])
-    planned = Undone(
-        undone=tuple(map(call_info, steps.undoable)), not_compensable=tuple(map(call_info, steps.not_compensable))
-    )
+    doubts = await backend.io(saga.blocking, engine, steps, steps.unresolved)
+    if doubts and run.state is not RunState.COMPENSATING:
+        _refuse(run, doubts[0])
     over = run.state in (RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED, RunState.FAILED)
-    if dry_run or (over and not steps.undoable):
-        return planned
+    untouched = run.state is RunState.COMPLETED and not steps.happened and not changes  # an aborted run has ended so
+    if not dry_run and over and not steps.undoable:
+        await backend.io(saga.close_if_undone, engine.store, run)
+    if dry_run or untouched or (over and not steps.undoable):
+        return replace(
+            _foreseen(engine, steps.expected),
+            not_compensable=tuple(map(call_info, steps.not_compensable)),
+            undeclared=tuple(map(call_info, steps.undeclared)),
+            unsent=tuple(map(call_info, steps.unsent)),
+        )
     wanted: dict[str, Any] = {"reason": run.reason or "requested", **changes}
     ended = await saga.take_and_roll_back(engine, run, backend, **wanted)
     if ended is None:
@@ -77,22 +109,60 @@ async def _whole_run(
     return ended[1]
 
 
-async def _one_call(engine: Engine, run: RunRecord, call_id: str, *, dry_run: bool, backend: Backend) -> Undone:
+async def _one_call(
+    engine: Engine, run: RunRecord, call_id: str, *, dry_run: bool, probe: bool, backend: Backend
+) -> Undone:
     calls = await backend.io(lambda: list(family(engine.store, run)))
     step = next((call for call in calls if call.id == call_id), None)
     if step is None:
         raise RunError(f"the run {run.id!r} has no call {call_id!r}; see: sagaspan show {run.id}")
-    if not dry_run:
+    if probe:
         step = await engine.resolve_in_doubt(step, backend)
-    if step.state in _UNDONE:
+    if step.state in _UNDONE and not is_unsent(step):
         return Undone()
-    if step.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING):
+    if step.state in (CallState.RUNNING, *IN_DOUBT) and not await _is_safe(engine, step, backend):
         _refuse(run, step)
+    if is_unsent(step):
+        return await backend.io(_drop, engine.store, step, dry_run)
     if step.compensate is None:
         return Undone(not_compensable=(call_info(step),))
     if dry_run:
-        return Undone(undone=(call_info(step),))
-    return await saga.rollback_of(engine, run, backend=backend, span=engine.no_span)([step])
+        return _foreseen(engine, [step])
+    report = await saga.rollback_of(engine, run, backend=backend, span=engine.no_span, lock=True)([step])
+    if report.queued and step.state is not CallState.COMPENSATING:
+        await backend.io(_queue, engine.store, step)
+    await backend.io(saga.close_if_undone, engine.store, run)
+    return report
+
+
+async def _is_safe(engine: Engine, step: CallRecord, backend: Backend) -> bool:
+    """Whether a call in doubt may be undone as it is."""
+    return step.empty_safe and not await backend.io(may_still_land, engine.store, engine.judge, step)
+
+
+def _foreseen(engine: Engine, steps: Sequence[CallRecord]) -> Undone:
+    """What a rollback of ``steps`` would report if everything went well: it stops at the first it cannot undo."""
+    missing = (number for number, step in enumerate(steps) if engine.find_compensation(step) is None)
+    known = next(missing, len(steps))
+    return Undone(undone=tuple(map(call_info, steps[:known])), queued=tuple(map(call_info, steps[known:])))
+
+
+def _queue(store: Store, step: CallRecord) -> None:
+    """Leave a call that is to be undone by itself to a process that can: recovery finds it."""
+    waits = f"waits for {step.compensate!r}"
+    after, audit = transitions.start_undoing(step, now_us(), detail=waits, actor=owner.this_process())
+    if not store.commit([CallChange(after, audit, step.version)], synced=True):
+        raise RunInProgress(f"the call {step.id} of tool {step.tool!r} was taken by another worker; try again")
+
+
+def _drop(store: Store, step: CallRecord, dry_run: bool) -> Undone:
+    """A deferred call that was not sent is undone by not sending it."""
+    after, audit = transitions.drop(step, now_us(), why="requested")
+    if dry_run:
+        return Undone(unsent=(call_info(step),))
+    if not store.commit([CallChange(after, audit, step.version)], synced=True):
+        raise RunInProgress(f"the call {step.id} of tool {step.tool!r} is being sent at this moment; try again")
+    return Undone(unsent=(call_info(after),))
 
 
 async def _check_nobody_inside(engine: Engine, run: RunRecord, backend: Backend) -> None:
@@ -102,7 +172,7 @@ async def _check_nobody_inside(engine: Engine, run: RunRecord, backend: Backend)
 
 def _refuse(run: RunRecord, step: CallRecord) -> None:
     raise OutcomeUnknown(
-        f"the run {run.id!r} is not undone: nobody knows whether {step.tool!r} happened; find out, then decide. "
-        f"See: sagaspan show {step.id}",
+        f"the run {run.id!r} is not undone: nobody knows whether {step.tool!r} happened; find out, then say so: "
+        f"sagaspan calls resolve {step.id} OUTCOME --note WHY",
         call=call_info(step),
     )

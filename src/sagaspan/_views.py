@@ -5,47 +5,66 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sagaspan._backends import ASYNCIO
 from sagaspan._clock import now_us
 from sagaspan._probe import NOT_GIVEN
 from sagaspan.exceptions import ResolutionError
+from sagaspan.ledger.families import outermost
+from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunInfo, RunRecord, RunState, call_info, run_info
-from sagaspan.ledger.resolution import DUPLICATE, Resolution, decided_by_hand
+from sagaspan.ledger.locks import held_by_run
+from sagaspan.ledger.records import (
+    CallInfo,
+    CallRecord,
+    CallState,
+    RunInfo,
+    RunRecord,
+    RunState,
+    call_info,
+    run_info,
+)
+from sagaspan.ledger.resolution import DUPLICATE, Resolution, decided_by_hand, happened_after_all
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent, move_call
 
+_OVER: Final = (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
+
+Infos: TypeAlias = list[CallInfo]
 Pairs: TypeAlias = list[tuple[CallInfo, CallInfo | None]]
 
 
 class Runs:
-    """The runs of a store."""
+    """The runs of a store, or of one ``namespace`` of it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, namespace: str | None = None) -> None:
         self._store = store
+        self._namespace = namespace
 
     def list(self, *, status: Sequence[RunState | str] = (), limit: int = 100, offset: int = 0) -> list[RunInfo]:
         """Runs of the states ``status`` (empty: all), newest first, without their calls."""
         states = [RunState(state) for state in status]
-        return [run_info(record) for record in self._store.list_runs(states=states, limit=limit, offset=offset)]
+        found = self._store.list_runs(states=states, namespace=self._namespace, limit=limit, offset=offset)
+        return [run_info(record) for record in found]
 
     def get(self, id: str) -> RunInfo | None:  # noqa: A002 - the contract's word
         """The run ``id`` with its calls, or None."""
-        return next((self.complete(record) for record in self._store.match_runs(id) if record.id == id), None)
+        found = self._store.match_runs(id, namespace=self._namespace)
+        return next((self.complete(record) for record in found if record.id == id), None)
 
     def complete(self, record: RunRecord) -> RunInfo:
-        """A run's record with its calls."""
+        """A run's record with its calls and the locks it holds."""
         calls = tuple(call_info(call) for call in self._store.calls_of(record.namespace, record.id))
-        return run_info(record, calls)
+        return run_info(record, calls, held_by_run(self._store, record))
 
 
 class Calls:
-    """The calls of a store."""
+    """The calls of a store, or of one ``namespace`` of it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, namespace: str | None = None) -> None:
         self._store = store
+        self._namespace = namespace
 
     def list(
         self,
@@ -57,17 +76,33 @@ class Calls:
     ) -> list[CallInfo]:
         """Calls of the states ``status``, newest first; without it those that are not settled (``open=False``: all)."""
         if open and not status:
-            return [call_info(record) for record in self._store.open_calls(limit + offset)[offset:]]
-        states = [CallState(state) for state in status]
-        return [call_info(record) for record in self._store.list_calls(states=states, limit=limit, offset=offset)]
+            found = self._store.open_calls(limit + offset, namespace=self._namespace)[offset:]
+        else:
+            states = [CallState(state) for state in status]
+            found = self._store.list_calls(states=states, namespace=self._namespace, limit=limit, offset=offset)
+        return [call_info(record) for record in found]
 
     def duplicates(self, limit: int = 100) -> Pairs:
         """Effects that came twice and still stand: the extra one and the call it belongs to, newest first."""
         extras = [
-            call for call in self._store.calls_in_scope(DUPLICATE, limit) if call.state is not CallState.COMPENSATED
+            call
+            for call in self._store.calls_in_scope(DUPLICATE, limit, namespace=self._namespace)
+            if call.state is not CallState.COMPENSATED
         ]
         found = [(extra, self._store.get_call(extra.scope.removeprefix(DUPLICATE))) for extra in extras]
         return [(call_info(extra), None if first is None else call_info(first)) for extra, first in found]
+
+    def late(self, limit: int = 100) -> Infos:
+        """Writes that were taken for failed and happened after all, when their run was over; newest first.
+
+        Until somebody undoes them, or says that they stay (``resolve(id, "happened")``).
+        """
+        found = self._store.late_calls(limit, namespace=self._namespace)
+        return [call_info(call) for call in found if call.declared_write and self._is_over(call)]
+
+    def _is_over(self, call: CallRecord) -> bool:
+        run = self._store.get_run(call.namespace, call.run_id)
+        return run is not None and (run.is_session or outermost(self._store, run).state in (*_OVER, RunState.FAILED))
 
     def resolve(
         self,
@@ -84,12 +119,14 @@ class Calls:
         Args:
             id: the call.
             outcome: ``"happened"`` (``result`` is what it returned, if that is known), ``"did-not-happen"``,
-                ``"compensated"`` (it was undone by hand), or ``"retry"`` (one more run of it is permitted).
+                ``"compensated"`` (it was undone by hand; also of a write that is done, once its run is over), or
+                ``"retry"`` (one more run of it is permitted).
             note: how you know.
             actor: who decides; None is the user of this process.
             expected_version: decide only if the call is still at this ``CallInfo.version``.
 
-        A run that was held for it goes on when it is entered again, or is undone by ``guard.compensate``. Raises
+        A run that was held for it goes on when it is entered again, or is undone by ``guard.compensate``; one that was
+        undone but for it is ``compensated``. Raises
         ``ResolutionError`` if the decision does not fit the call as it is now, or ``StoreError``.
         """
         record = self._store.get_call(id)
@@ -98,10 +135,17 @@ class Calls:
         if expected_version is not None and record.version != expected_version:
             raise ResolutionError(_stale(record, expected_version), call=call_info(record))
         changes, record = _lost_first(self._store, record)
-        event, columns = decided_by_hand(record, _resolution(outcome), result=result)
+        run = self._store.get_run(record.namespace, record.run_id)
+        over = run is not None and (run.is_session or outermost(self._store, run).state in _OVER)
+        late = record.state is CallState.DONE and happened_after_all(history(self._store, record))
+        event, columns = decided_by_hand(record, _resolution(outcome), result=result, over=over, late=late)
         after, audit = move_call(record, event, now_us(), detail=note, actor=actor or _user(), **columns)
         if not self._store.commit([*changes, CallChange(after, audit, record.version)], synced=True):
             raise ResolutionError(_stale(record, record.version), call=call_info(record))
+        if event is CallEvent.UNDONE_BY_HAND:
+            from sagaspan._saga import close_if_undone  # rarely needed, and half a second to import
+
+            close_if_undone(self._store, run)
         return call_info(after)
 
     async def aresolve(

@@ -23,6 +23,7 @@ from typing import Any, Final
 TAG: Final = "$type"
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 100
+_MAX_READ_DEPTH: Final = 3 * MAX_DEPTH  # a tag adds levels of its own
 
 
 class Unencodable(ValueError):
@@ -34,8 +35,18 @@ class Unencodable(ValueError):
         self.kind = kind
 
 
+class Undecodable(ValueError):
+    """A recorded text that cannot be read: not of this module, damaged, or of a later version."""
+
+
 class Unrecorded(str):
     """What stands for a recorded value that had no encoding."""
+
+    __slots__ = ()
+
+
+class Unreadable(str):
+    """What stands for a recorded value that is there but cannot be read, and why."""
 
     __slots__ = ()
 
@@ -46,13 +57,42 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str) -> Any:
-    """The value of an encoded text; raises ``ValueError`` on text this module did not write."""
-    return _from_json(json.loads(text))
+    """The value of an encoded text; raises ``Undecodable``, and nothing else, on text this module did not write."""
+    try:
+        return _from_json(json.loads(text), 0)
+    except Undecodable:
+        raise
+    except (Exception, RecursionError) as error:  # a damaged or hostile text breaks any of the decoders
+        raise Undecodable(f"it is damaged ({type(error).__name__})") from error
+
+
+def shown(text: str) -> Any:
+    """As ``decode`` for somebody who only looks: ``Unreadable`` stands for what cannot be read."""
+    try:
+        return decode(text)
+    except Undecodable as problem:
+        return Unreadable(f"<cannot be read: {problem}>")
 
 
 def dump(data: Any) -> str:
     """The compact JSON text of data that ``to_json`` made plain."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def differs(value: Any, recorded: Any, path: str) -> str | None:
+    """Where ``recorded``, which came back from a record, is not what ``value`` was (None: nowhere).
+
+    A dataclass or a model comes back as its data, an Enum as its value.
+    """
+    if isinstance(value, Mapping) and isinstance(recorded, Mapping):
+        pairs = [(value[key], recorded.get(key), f"{path}.{key}") for key in value]
+    elif type(value) is not type(recorded):
+        return path
+    elif isinstance(value, list | tuple):
+        pairs = [(item, recorded[at], f"{path}[{at}]") for at, item in enumerate(value)]
+    else:  # NaN is not itself
+        return None if value == recorded or (value != value and recorded != recorded) else path
+    return next((found for pair in pairs if (found := differs(*pair)) is not None), None)
 
 
 def unrecorded(problem: Unencodable) -> dict[str, str]:
@@ -197,22 +237,31 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "decimal": Decimal,
     "uuid": uuid.UUID,
     "bytes": lambda text: base64.b64decode(text, validate=True),
-    "set": lambda items: {_from_json(item) for item in items},
-    "frozenset": lambda items: frozenset(_from_json(item) for item in items),
-    "tuple": lambda items: tuple(_from_json(item) for item in items),
     "unrecorded": lambda kind: Unrecorded(f"<{kind}, not recorded>"),
-    "dict": lambda pairs: {_from_json(key): _from_json(item) for key, item in pairs},
 }
 
+_CONTAINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
+    "set": set, "frozenset": frozenset, "tuple": tuple, "dict": dict,
+}  # fmt: skip
 
-def _from_json(value: Any) -> Any:
+
+def _from_json(value: Any, depth: int) -> Any:
     if isinstance(value, list):
-        return [_from_json(item) for item in value]
+        _check_depth(depth)
+        return [_from_json(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
+    _check_depth(depth)
     if TAG not in value:
-        return {key: _from_json(item) for key, item in value.items()}
-    decoder = _DECODERS.get(value[TAG]) if isinstance(value[TAG], str) else None
-    if decoder is None:
-        raise ValueError(f"unknown type tag {value[TAG]!r} in a recorded value")
-    return decoder(value["value"])
+        return {key: _from_json(item, depth + 1) for key, item in value.items()}
+    tag = value[TAG] if isinstance(value[TAG], str) else ""
+    if tag in _CONTAINERS and isinstance(value["value"], list):
+        return _CONTAINERS[tag](_from_json(value["value"], depth + 1))
+    if tag not in _DECODERS:
+        raise Undecodable(f"it has a type tag that this version does not know, {value[TAG]!r:.40}")
+    return _DECODERS[tag](value["value"])
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _MAX_READ_DEPTH:
+        raise Undecodable("it is nested too deeply")

@@ -64,7 +64,12 @@ class ScopeFrozen(Refused):
 
 
 class LockConflict(Refused):
-    """Another run holds the semantic lock this call needs."""
+    """Another run, or a call outside any run, holds the semantic ``lock`` this call needs; ``holder`` is its id."""
+
+    def __init__(self, message: str, *, lock: str, holder: str, call: CallInfo | None = None) -> None:
+        super().__init__(message, call=call)
+        self.lock = lock
+        self.holder = holder
 
 
 class CircuitOpen(Refused):

@@ -7,12 +7,14 @@ source     scope                   key
 =========  ======================  ===========================================
 business   the whole namespace     what the policy's ``key`` makes of the arguments
 content    the run (and reopening) sha256 of tool and canonical arguments, and the occurrence
+content    a deferred call         the same, for what its body calls: it may run in another process than the rest
 unique     the session             random: a call outside a run is nobody's repeat
 =========  ======================  ===========================================
 """
 
 from __future__ import annotations
 
+import encodings.utf_16_be  # noqa: F401 - by rfc8785, at the first call; a fork must not meet an import halfway
 import hashlib
 import json
 from dataclasses import dataclass
@@ -55,6 +57,11 @@ def fingerprint(data: Any) -> str:
 def run_scope(run_id: str, generation: int) -> str:
     """The scope of a run's content keys; a reopened run starts a new one."""
     return f"run:{run_id}" if generation == 0 else f"run#{generation}:{run_id}"
+
+
+def sent_scope(call_id: str) -> str:
+    """The scope of the content keys of what is called in the body of a deferred call."""
+    return f"sent:{call_id}"
 
 
 def idempotency_key(namespace: str, scope: str, tool: str, key: str, generation: int) -> str:

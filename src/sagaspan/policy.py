@@ -59,8 +59,11 @@ class Policy(DeclaredModel):
 
     ==============  ===================================================================================
     ``effect``      ``"read"``, ``"idempotent"``, ``"write"``, ``"irreversible"``; undeclared (None) is protected like
-                    a write, but an equal call is a new call. ``compensate`` or ``key`` makes it a write
+                    a write, but an equal call is a new call. ``compensate``, ``key`` or ``defer`` makes it a write
     ``compensate``  function, or name of a tool, that undoes a call that is done
+    ``empty_safe``  ``compensate`` may also be called if the call did not happen: it finds nothing to undo, and its
+                    service refuses a call that arrives after it. So a call in doubt is undone, instead of holding its
+                    run
     ``approve``     only ``False`` for now: "this irreversible tool asks nobody"
     ``key``         business idempotency key: CEL over the arguments, or a function of them
     ``repeat``      an equal call in the same run, already done: ``"dedupe"``, ``"ask"``, ``"new"``
@@ -75,6 +78,11 @@ class Policy(DeclaredModel):
                     them a call in doubt is sent again with its key
     ``marks_sending``  the body calls ``current_call().sending()`` right before it sends: what died before has not
                     happened
+    ``defer``       the call is only scheduled, and sent when its run completes (or at ``run.commit()``); a run that
+                    fails drops it. It is a write unless ``effect`` says otherwise
+    ``lock``        semantic locks: CEL over the arguments, or a function of them, that gives a name or a list of names;
+                    the run (outside one: the call) holds them until it is over
+    ``lock_wait``   seconds to wait for a lock that another one holds (0: ``LockConflict`` at once)
     ``critical``    True: a failure stops the agent and compensates; False: it is returned as data
     ==============  ===================================================================================
 
@@ -94,7 +102,11 @@ class Policy(DeclaredModel):
     settle: Settle | None = None
     downstream_dedupes_for: Seconds | None = None
     marks_sending: bool = False
+    defer: bool = False
+    lock: str | Callable[..., Any] | None = None
+    lock_wait: Settle | None = None
     critical: bool | None = None
+    empty_safe: bool = False
 
     def replace(self, **fields: Any) -> Self:
         """A copy with ``fields`` changed, validated like a new one."""
@@ -109,10 +121,10 @@ class Policy(DeclaredModel):
 
     @property
     def declared_write(self) -> bool:
-        """Whether this is a write by declaration: by effect, or by having an undo or a business key."""
+        """Whether this is a write by declaration: by effect, or by an undo, a business key, or being deferred."""
         if self.effect in ("write", "irreversible"):
             return True
-        return self.effect is None and (self.compensate is not None or self.key is not None)
+        return self.effect is None and (self.compensate is not None or self.key is not None or self.defer)
 
     @property
     def rerunnable(self) -> bool:

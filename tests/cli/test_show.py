@@ -49,7 +49,78 @@ class TestShow:
         assert "paid-2" in answer.out
         assert {match["id"] for match in sagaspan("show", "paid-", "--json").json["matches"]} == {"paid-1", "paid-2"}
 
+    def test_of_too_many_the_first_are_listed(self, sagaspan: Sagaspan, guard: Guard) -> None:
+        """And it is said that there are more."""
+        for number in range(12):
+            with guard.run("trip", id=f"many-{number}"):
+                pass
+        for command in (["show"], ["runs", "show"]):
+            answer = sagaspan(*command, "many-", "--json")
+            assert (answer.code, len(answer.json["matches"])) == (3, 10)
+            assert "more than 10" in answer.json["error"]
+
+    def test_what_needs_a_person_has_its_commands(self, sagaspan: Sagaspan, guard: Guard) -> None:
+        """A step that could not be undone: try again, or say that somebody did it; then the run is closed."""
+        call = guard.runs.get("stuck-1").calls[0].id
+        for shown in (sagaspan("show", "stuck-1").out, sagaspan("show", call).out):
+            assert f"sagaspan compensate stuck-1 --call {call} --app MODULE:GUARD" in shown
+            assert f"sagaspan calls resolve {call} compensated --note WHY" in shown
+        done = sagaspan("calls", "resolve", call, "compensated", "--note", "by phone")
+        assert "Its run stuck-1 is compensated." in done.out
+        assert sagaspan("status").code == 0
+        assert "what needs you" not in sagaspan("show", "stuck-1").out
+
     def test_nothing_of_that_name_is_not_found(self, sagaspan: Sagaspan) -> None:
         """Exit code 3; a wildcard is only a character."""
         assert sagaspan("show", "nothing").code == 3
         assert sagaspan("show", "*").code == 3
+
+
+class TestNamespaces:
+    """Several applications in one store."""
+
+    @pytest.fixture(autouse=True)
+    def _both(self, home: object) -> None:
+        for namespace in ("shop", "travel"):
+            with Guard(namespace=namespace) as guard, guard.run("trip", id="same"):
+                guard.tool("pay", effect="write", key="order")(lambda order: order)("o-1")
+
+    def test_tables_name_them_where_there_are_several(self, sagaspan: Sagaspan) -> None:
+        """Only then, and not where one is asked for."""
+        for command in (["runs", "list"], ["calls", "list", "--all"]):
+            assert sagaspan(*command).out.splitlines()[0].split()[0] == "namespace"
+            rows = sagaspan(*command, "--namespace", "shop").out.splitlines()
+            assert (rows[0].split()[0] != "namespace", len(rows)) == (True, 2)
+            assert {row["namespace"] for row in sagaspan(*command, "--json").json} == {"shop", "travel"}
+        assert "namespace" in sagaspan("show", "same", "--namespace", "shop").out
+
+    def test_one_id_in_two_is_ambiguous(self, sagaspan: Sagaspan) -> None:
+        """Neither is shown in silence; the answer says what to add."""
+        for command in (["show", "same"], ["runs", "show", "same"], ["show", "o-1"]):
+            answer = sagaspan(*command)
+            assert answer.code == 3
+            assert "namespace travel" in answer.out
+            chosen = sagaspan(*command, "--namespace", "travel", "--json")
+            assert (chosen.code, chosen.json["namespace"]) == (0, "travel")
+        assert "--namespace" in sagaspan("show", "same").err
+
+    def test_status_says_which(self, sagaspan: Sagaspan) -> None:
+        """The next command is about that one."""
+        with Guard(namespace="shop") as guard, guard.run("trip", id="same-2") as run:
+            run.pause()
+        with Guard(namespace="travel") as guard, guard.run("trip", id="same-2"):
+            pass
+        (item,) = sagaspan("status", "--json").json
+        assert (item["namespace"], item["next"]) == ("shop", "sagaspan show same-2 --namespace shop")
+        assert sagaspan(*item["next"].split()[1:]).code == 0
+        assert sagaspan("status", "--namespace", "travel").code == 0
+
+    def test_a_guard_sees_its_own(self) -> None:
+        """What another application calls the same is another run."""
+        with Guard(namespace="other") as guard:
+            assert guard.runs.get("same") is None
+            assert guard.runs.list() == []
+            assert guard.calls.list(open=False) == []
+        with Guard(namespace="shop") as guard:
+            assert [run.namespace for run in guard.runs.list()] == ["shop"]
+            assert [call.namespace for call in guard.calls.list(open=False)] == ["shop"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from sagaspan import Guard
+from sagaspan import Guard, ToolTimeout
 from tests.cli.conftest import Sagaspan
 
 DIES_IN_A_WRITE = """
@@ -40,7 +41,9 @@ def test_what_could_not_be_undone_needs_a_person(sagaspan: Sagaspan) -> None:
         ("run", "partially_compensated"),
         ("call", "compensation_failed"),
     }
-    assert all(sagaspan(*item["next"].split()[1:]).code == 0 for item in answer.json)
+    run, call = sorted(answer.json, key=lambda item: item["kind"] != "run")
+    assert sagaspan(*run["next"].split()[1:]).code == 0
+    assert call["next"] == f"sagaspan compensate stuck-1 --call {call['id']} --app MODULE:GUARD"
 
 
 def test_a_dead_process_is_seen_at_once(sagaspan: Sagaspan, home: Path) -> None:
@@ -99,3 +102,58 @@ def test_who_holds_what_goes_on(sagaspan: Sagaspan, home: Path, monkeypatch: pyt
     assert nexts["call"].startswith("sagaspan calls resolve ")
     assert "needs a person" in sagaspan("recover").out
     assert {item["state"] for item in sagaspan("status", "--json").json} == {"held", "unknown"}
+
+
+def test_locks_kept_by_what_needs_a_person(sagaspan: Sagaspan, guard: Guard) -> None:
+    """Whoever is refused a lock finds here who keeps it, and ``show`` names it too."""
+
+    @guard.tool(effect="write", lock="['seat:' + seat, 'hall']")
+    def book(seat: str) -> None:
+        raise TimeoutError
+
+    @guard.tool(lock="'lamp'")
+    def look() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError), guard.run(id="held-1"):
+        book("7A")
+    with pytest.raises(TimeoutError):
+        look()
+    items = {item["what"]: item for item in sagaspan("status", "--json").json}
+    assert items["run"]["locks"] == ["hall", "seat:7A"]
+    assert items["look"]["locks"] == ["lamp"]  # in doubt and no write, but nobody else can take its lock
+    assert items["look"]["next"].startswith("sagaspan calls resolve ")
+    assert items["book"]["locks"] == []  # they are its run's
+    assert "keeps the locks hall, seat:7A" in sagaspan("status").out
+    assert "hall, seat:7A" in sagaspan("show", "held-1").out
+    assert sagaspan("runs", "show", "held-1", "--json").json["locks"] == ["hall", "seat:7A"]
+    assert "hall, seat:7A" in sagaspan("show", items["book"]["id"]).out
+
+
+def test_what_happened_after_all_is_an_incident(sagaspan: Sagaspan, guard: Guard) -> None:
+    """The agent went by that it did not happen, and its run is over: until somebody undoes it or says that it stays."""
+    go_on = threading.Event()
+
+    @guard.tool(effect="write", timeout=0.05)
+    def pay(order: str) -> str:
+        go_on.wait(5)
+        return "paid"
+
+    with guard.run("trip", id="a"):
+        with pytest.raises(ToolTimeout):
+            pay("o-1")
+        call = guard.runs.get("a").calls[0].id
+        assert sagaspan("calls", "resolve", call, "did-not-happen", "--note", "not in the books").code == 0
+    assert sagaspan("status").code == 0
+    go_on.set()
+    deadline = time.monotonic() + 5
+    while sagaspan("status").code == 0:
+        assert time.monotonic() < deadline
+    (item,) = sagaspan("status", "--json").json
+    assert (item["id"], item["state"]) == (call, "done")
+    assert "happened after all" in item["why"]
+    assert item["next"] == f"sagaspan calls resolve {call} compensated --note WHY"
+    assert f"sagaspan calls resolve {call} happened --note WHY" in sagaspan("show", call).out
+    assert sagaspan("calls", "resolve", call, "happened", "--note", "they keep it").code == 0
+    assert sagaspan("status").code == 0
+    assert "happened --note" not in sagaspan("show", call).out

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sagaspan.index.lock import locked
 from tests.cli.conftest import Sagaspan
 
 
@@ -46,6 +47,33 @@ class TestTraces:
         assert lines == ["tool,phase,calls", *(",".join(map(str, row)) for row in expected)]
         assert "(3 rows)" in sagaspan("sql", query).out
         assert "cut by --max-rows" in sagaspan("sql", query, "--max-rows", "1").out
+
+    def test_sql_keeps_columns_of_one_name(self, sagaspan: Sagaspan) -> None:
+        """As a join brings them: no value is lost, in any form."""
+        query = "select 1 as id, 2 as id, 3 as id_2, 4 as id"
+        assert sagaspan("sql", query, "--json").json == [{"id": 1, "id_3": 2, "id_2": 3, "id_4": 4}]
+        assert sagaspan("sql", query, "-f", "csv").out.splitlines() == ["id,id,id_2,id", "1,2,3,4"]
+
+    def test_sql_asked_for_two_forms_is_a_usage_error(self, sagaspan: Sagaspan) -> None:
+        """Neither wins in silence; the same twice is no contradiction."""
+        assert sagaspan("sql", "select 1 as a", "-f", "csv", "--json").code == 2
+        assert sagaspan("--json", "sql", "select 1 as a", "-f", "table").code == 2
+        assert sagaspan("sql", "select 1 as a", "-f", "json", "--json").json == [{"a": 1}]
+
+    def test_sql_takes_one_statement(self, sagaspan: Sagaspan) -> None:
+        """Of several only the last would be answered; a closing semicolon is none."""
+        answer = sagaspan("sql", "select 1 as a; select 2 as a", "--json")
+        assert answer.code == 1
+        assert "one at a time" in answer.json["error"]
+        assert sagaspan("sql", "select ';' as a;", "--json").json == [{"a": ";"}]
+
+    def test_sql_does_not_wait_longer_than_its_timeout(self, sagaspan: Sagaspan, home: Path) -> None:
+        """Also while somebody else holds the index."""
+        sagaspan("sql", "select 1 as a")
+        with locked(home / "traces" / ".lock", shared=True):
+            answer = sagaspan("sql", "select 1 as a", "--timeout", "0.1", "--json")
+        assert answer.code == 1
+        assert "for 0.1 s" in answer.json["error"]
 
     def test_sql_that_fails_is_one_sentence(self, sagaspan: Sagaspan) -> None:
         """With what there is to ask instead."""

@@ -271,7 +271,7 @@ def test_evidence_of_death(request: pytest.FixtureRequest) -> None:
     assert not owner.provably_dead(name, "x")
     boot, namespace, pid, start, _ = name.split(":")
     for other in (f"{boot}x:{namespace}:{pid}:{start}:r", f"{boot}:{namespace}x:{pid}:{start}:r", "garbage", "::::",
-                  f"{boot}:{namespace}:{pid}::r"):  # fmt: skip
+                  f"{boot}:{namespace}:{pid}::r", f"{boot}:{namespace}x:4194304:{start}:r"):  # fmt: skip
         assert not owner.provably_dead(other, "x")
     assert owner.provably_dead(f"{boot}:{namespace}:{pid}:1{start}:r", "x")
     child.kill()

@@ -147,6 +147,19 @@ def test_a_lease_that_ran_out_is_renewed_before_the_next_claim(guard: Guard, tmp
         assert tool() == [(1,)]
 
 
+def test_a_claim_after_a_long_sleep_renews_first(
+    monkeypatch: pytest.MonkeyPatch, store_url: str, tmp_path: Path
+) -> None:
+    """A machine that was suspended inside a run: its next claim does not wait for the lease thread's next beat."""
+    monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", "600")
+    with Guard(store_url) as guard, guard.run(id="a"):
+        connection = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+        connection.execute("update owners set until_us = 1")
+        connection.close()
+        guard._engine.lease.lapse()
+        assert guard.tool("act")(lambda: _rows(tmp_path, "select until_us > 1 from owners"))() == [(1,)]
+
+
 def test_no_claim_is_on_disk_without_its_lease(worker: Worker, tmp_path: Path) -> None:
     """A crash between the lease and what it covers leaves a lease of nothing; the work is done once, by the next."""
     script = """
@@ -208,6 +221,26 @@ def test_a_forked_child_answers_for_itself(worker: Worker, tmp_path: Path) -> No
     out, err = done.communicate(timeout=30)
     assert out == "well\n", err
     assert _rows(tmp_path, "select count(*) from owners") == [(6,)]
+
+
+def test_a_forked_child_may_enter_a_run_that_its_parent_left(worker: Worker) -> None:
+    """What the parent was inside of when it forked is not the child's, which may go on with it once it is paused."""
+    done = worker.run("""
+    @guard.tool(key="n")
+    def act(n): return os.getpid()
+    told, tell = os.pipe()
+    with guard.run(id="a") as run:
+        pid = os.fork()
+        if pid == 0:
+            os.read(told, 1)
+            with guard.run(id="a", nested=False) as again:
+                print(again.resumed, act(1) == os.getpid(), flush=True)
+            os._exit(0)
+        run.pause()
+    os.write(tell, b"x")
+    os.waitpid(pid, 0)
+    """)
+    assert done.stdout == "True True\n", done.stderr
 
 
 def test_a_spawned_child_answers_for_itself(tmp_path: Path, store_url: str) -> None:
@@ -298,6 +331,39 @@ def test_a_process_stopped_past_its_lease_is_fenced(guard: Guard, worker: Worker
     assert worker.effects == ["act-1"]
     history = guard._store.audit_of("default", "a")
     assert [row.detail for row in history if row.to_state == "done"] == ["late result"]
+
+
+def test_a_missing_mark_of_one_that_may_live_proves_nothing(guard: Guard, worker: Worker, start: Any) -> None:
+    """Stopped before its second mark and only expired, it may still send: the call is in doubt, and not run again."""
+    slow = start(
+        CONTAINER
+        + """
+@guard.tool(key="n", marks_sending=True)
+def act(n):
+    print("in", flush=True)
+    sys.stdin.readline()
+    try:
+        guard.current_call().sending()
+    except OutcomeUnknown:
+        print("fenced", flush=True)
+        raise
+    effect(f"act-{n}")
+try:
+    act(1)
+except OutcomeUnknown:
+    pass
+"""
+    )
+    os.kill(slow.pid, signal.SIGSTOP)
+    same = guard.tool("act", key="n", marks_sending=True, timeout=5)(lambda n: pytest.fail("ran"))
+    with pytest.raises(OutcomeUnknown):
+        same(1)
+    os.kill(slow.pid, signal.SIGCONT)
+    out, err = slow.communicate("\n", timeout=20)
+    assert out == "fenced\n", err
+    assert worker.effects == []
+    with pytest.raises(OutcomeUnknown):
+        same(1)
 
 
 def test_a_live_process_of_this_host_is_never_taken_over(guard: Guard, start: Any) -> None:

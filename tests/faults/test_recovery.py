@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sagaspan import ConfigurationError, Guard, Recovery
+from sagaspan import CompensationFailed, ConfigurationError, Guard, Recovery
 from tests.conftest import Worker
 from tests.faults.test_crashes import CRASH_AT, _check_audit
 
@@ -165,6 +166,30 @@ def test_killed_in_its_rollback_it_is_finished(worker: Worker, program: Program,
     assert [run["id"] for run in report["compensated"]] == ["a"]
     assert worker.effects[3:] == ["undo-a-flight"]
     _check_audit(store_url)
+
+
+def test_an_undo_keeps_its_key_over_processes(worker: Worker) -> None:
+    """Tried again by another process it is sent under the same key, which the other steps do not have."""
+    script = """
+    def cancel(result, idempotency_key):
+        effect(f"{result}-{idempotency_key}")
+        if result == os.environ.get("DIE"):
+            die()
+    @guard.tool(compensate=cancel)
+    def book(name): return name
+    if "DIE" not in os.environ:
+        print(*(run.id for run in guard.recover().compensated))
+    else:
+        with guard.run(id="a"):
+            book("flight")
+            book("hotel")
+            raise ValueError
+    """
+    assert worker.run(script, DIE="hotel").returncode == -9
+    assert worker.run(script).stdout == "a\n"
+    first, again, other = (effect.split("-") for effect in worker.effects)
+    assert (first, other[0]) == (again, "flight")
+    assert first[1] != other[1]
 
 
 def test_a_dead_session_is_closed(worker: Worker, program: Program, store_url: str) -> None:
@@ -550,3 +575,94 @@ def test_an_app_with_another_ledger_is_refused(program: Program, tmp_path: Path)
     done = program("recover", "--store", f"sqlite:///{tmp_path / 'other.db'}")
     assert done.returncode == 2
     assert "has another ledger" in done.stderr
+
+
+# -- what somebody asked to undo ------------------------------------------------------------------------------------
+
+
+def _booked(worker: Worker, store_url: str, id_: str) -> list[str]:
+    """A completed run of two steps; the ids of its calls."""
+    done = worker.run(TRIP + f"trip({id_!r}, end=lambda: None)")
+    assert done.returncode == 0, done.stderr
+    with Guard(store_url) as guard:
+        return [call.id for call in guard.runs.get(id_).calls]
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_the_command_line_queues_a_watcher_undoes(worker: Worker, program: Program, store_url: str) -> None:
+    """A whole run and a single call: asked for by a process without tools, done once by one that has them."""
+    watching = program.start("recover", "--watch", "--interval", "0.2")
+    _booked(worker, store_url, "a")
+    flight, _ = _booked(worker, store_url, "b")
+    for what in (["a"], ["b", "--call", flight]):
+        queued = program("compensate", *what, "--yes", app=False)
+        assert queued.returncode == 4, queued.stderr
+        assert f"next: sagaspan recover --store {store_url} --app MODULE:GUARD" in queued.stdout
+    _wait_for(lambda: _status(store_url)["a"] == "compensated" and "undo-b-flight" in worker.effects)
+    watching.send_signal(signal.SIGTERM)
+    out, err = watching.communicate(timeout=20)
+    assert (watching.returncode, err) == (0, "")
+    assert f"call {flight} (book): undone" in out
+    assert [effect for effect in worker.effects if "undo" in effect] == [
+        "undo-a-hotel",
+        "undo-a-flight",
+        "undo-b-flight",
+    ]
+    assert _status(store_url) == {"a": "compensated", "b": "completed"}
+    assert program("compensate", "a", "--yes", app=False).returncode == 0
+    _check_audit(store_url)
+
+
+def test_killed_while_undoing_one_call_it_is_finished(worker: Worker, program: Program, store_url: str) -> None:
+    """By recovery, or by asking again; the rest of its run stays."""
+    for id_, finish in (("a", ["recover"]), ("b", ["compensate", "b", "--yes"])):
+        _, hotel = _booked(worker, store_url, id_)
+        if finish[0] == "compensate":
+            finish += ["--call", hotel]
+        died = program("compensate", id_, "--call", hotel, "--yes", DIE_UNDOING=f"{id_}-hotel")
+        assert died.returncode == -9, died.stderr
+        assert program("status").returncode == 4
+        assert program(*finish).returncode == 0
+        assert program("status").returncode == 0
+    assert [effect for effect in worker.effects if "undo" in effect] == ["undo-a-hotel", "undo-b-hotel"]
+    assert set(_status(store_url).values()) == {"completed"}
+    _check_audit(store_url)
+
+
+def test_a_single_compensation_that_fails_is_tried_again(worker: Worker, program: Program, store_url: str) -> None:
+    """Later, by recovery, as those of a whole run are; the run stays completed."""
+    _, hotel = _booked(worker, store_url, "a")
+    failed = program("compensate", "a", "--call", hotel, "--yes", FAIL_UNDOING="a-hotel")
+    assert failed.returncode == 4, failed.stderr
+    tried = worker.effects.count("tried-a-hotel")
+    assert tried == 3
+    assert program("recover").stdout == "Nothing to recover.\n"
+    assert _retry(worker, 120, "alone", FAIL_UNDOING="a-hotel") == f"alone {hotel}\n"
+    assert worker.effects.count("tried-a-hotel") == 4
+    assert _retry(worker, 1000, "alone") == f"alone {hotel}\n"
+    assert worker.effects.count("undo-a-hotel") == 1
+    assert _status(store_url) == {"a": "completed"}
+    _check_audit(store_url)
+
+
+def test_eight_recoverers_undo_one_call_once(worker: Worker, store_url: str) -> None:
+    """Each queued call is undone by one of them."""
+    calls = [(f"r{n}", call) for n in range(3) for call in _booked(worker, store_url, f"r{n}")]
+    with Guard(store_url) as without_tools:
+        for run_id, call in calls:
+            with pytest.raises(CompensationFailed, match="not registered in this process"):
+                without_tools.compensate(run_id, call=call)
+    workers = [worker.start(RECOVER, SLOW_UNDOING="0.05") for _ in range(8)]
+    for process in workers:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    undone = Counter(effect for effect in worker.effects if "undo" in effect)
+    assert set(undone.values()) == {1}
+    assert len(undone) == 6
+    _check_audit(store_url)

@@ -12,6 +12,7 @@ import pytest
 
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.index import QueryError, TraceIndex
+from sagaspan.index.lock import locked
 
 from .lines import line, span, write
 
@@ -40,6 +41,12 @@ def test_a_table_has_columns_types_and_rows(index: TraceIndex) -> None:
     assert not table.truncated
 
 
+def test_waiting_for_the_index_counts(index: TraceIndex) -> None:
+    """The timeout is of the answer, not only of the query."""
+    with locked(index.directory / ".lock"), pytest.raises(StoreUnavailable, match=r"for 0\.1 s"):
+        index.query("select 1", timeout=0.1)
+
+
 def test_max_rows_cuts_and_says_so(index: TraceIndex) -> None:
     """At most max_rows rows are fetched, and the table says that there were more."""
     assert index.query("select * from spans", max_rows=5).truncated is False
@@ -56,6 +63,7 @@ def test_max_rows_cuts_and_says_so(index: TraceIndex) -> None:
         ("selec 1", r"syntax error.*Known tables and views"),
         ("", r"no statement"),
         ("-- nothing", r"no statement"),
+        ("select 1; select 2", r"one at a time"),
         ("select now()", r"cast it"),
         ("select cast(name as integer) from spans", r"(?i)could not convert"),
     ],

@@ -312,6 +312,26 @@ def test_an_undone_call_is_not_run_again_in_its_run(guard: Guard, caller: Caller
     assert guard.runs.get("a").status == "completed"
 
 
+def test_an_undone_step_is_not_run_again(guard: Guard, caller: Caller) -> None:
+    """An agent that took a step back cannot take it again under the same key: it is told to reopen the run."""
+    ran: list[int] = []
+    act = caller.tool(guard, "act", compensate=lambda: ran.append(-1))(lambda: ran.append(1))
+
+    async def job() -> None:
+        async with caller.run(guard, id="a") as run:
+            await caller.call(act)
+            (step,) = run.calls
+            if caller.is_async:
+                await guard.acompensate(run, call=step.id)
+            else:
+                guard.compensate(run, call=step.id)
+            with pytest.raises(RunClosed, match="is compensated; a call that was undone is not run again"):
+                await caller.call(act)
+
+    caller.play(job)
+    assert ran == [1, -1]
+
+
 # -- failing stores ---------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +376,31 @@ def test_a_settle_that_fails(guard: Guard, caller: Caller, tmp_path: Path, impat
 
     caller.play(job)
     assert guard.runs.get("a").status == "completed"
+
+
+def test_nothing_is_claimed_before_what_ended_is_saved(guard: Guard, caller: Caller) -> None:
+    """A result too large for a full disk: a claim that would fit is refused until that is saved, and then goes."""
+
+    def fill(pages: int) -> None:
+        guard._store._connection.execute(f"pragma max_page_count = {pages}")  # type: ignore[attr-defined]
+
+    @caller.tool(guard, effect="write")
+    def act(size: int) -> str:
+        ((pages,),) = guard._store._connection.execute("pragma page_count").fetchall()  # type: ignore[attr-defined]
+        fill(pages)
+        return "x" * size
+
+    async def job() -> None:
+        async with caller.run(guard, id="a") as run:
+            assert len(await caller.call(act, 9_000_000)) == 9_000_000
+            with pytest.raises(StoreUnavailable, match="the disk of the ledger"):
+                await caller.call(act, 1)
+            assert [str(call.state) for call in run.calls] == ["running"]
+            fill(2**30)
+            assert await caller.call(act, 1) == "x"
+            assert [str(call.state) for call in run.calls] == ["done", "done"]
+
+    caller.play(job)
 
 
 @pytest.mark.parametrize("leave", ["error", "completed", "close"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -509,11 +511,52 @@ def test_a_business_key_is_sent_again_by_another_run(worker: Worker, window: str
     assert (len(worker.effects), len(set(worker.effects))) == (runs, 1)
 
 
+def test_the_window_counts_from_the_first_run_that_sent_the_key(worker: Worker) -> None:
+    """A third run does not send a key again because a second one did so lately: the service saw it first long ago."""
+    script = """
+    true_time = time.time_ns
+    time.time_ns = lambda: true_time() + int(os.environ["LATER"]) * 10**9
+    @guard.tool(key="order", downstream_dedupes_for=60)
+    def pay(order):
+        effect("pay")
+        die()
+    try:
+        with guard.run(on_interrupt="hold"):
+            pay("o-1")
+    except OutcomeUnknown:
+        print("unknown")
+    """
+    assert worker.run(script, LATER="0").returncode == -9
+    assert worker.run(script, LATER="30").returncode == -9
+    assert worker.run(script, LATER="70").stdout == "unknown\n"
+    assert worker.effects == ["pay", "pay"]
+
+
+def test_a_clock_that_was_set_back_opens_no_window(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first attempt in the future says nothing of how long ago it was: the key is not sent again."""
+    ran: list[int] = []
+
+    @guard.tool(effect="write", downstream_dedupes_for=60)
+    def pay() -> None:
+        ran.append(1)
+        raise LOST
+
+    with pytest.raises(ConnectionResetError), guard.run(id="a"):
+        pay()
+    true_time = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: true_time() - 3600 * 10**9)
+    with pytest.raises(OutcomeUnknown), guard.run(id="a"):
+        pay()
+    assert ran == [1]
+
+
 # -- late results ---------------------------------------------------------------------------------------------
 
 
-def _late(guard: Guard, between: Callable[[CallInfo], None], **policy: Any) -> list[Any]:
-    """The first body times out and ends after ``between``; returns the results undone."""
+def _late(
+    guard: Guard, between: Callable[[CallInfo], None], before_late: type[Exception] | None = None, **policy: Any
+) -> list[Any]:
+    """The first body times out and ends after ``between``, and after its run (by ``before_late``); what was undone."""
     go_on, ended = threading.Event(), threading.Event()
     ran: list[int] = []
     undone: list[Any] = []
@@ -536,8 +579,10 @@ def _late(guard: Guard, between: Callable[[CallInfo], None], **policy: Any) -> l
     try:
         with guard.run("late", id="a") as run:
             pay()
+            if before_late is not None:
+                raise before_late
             run.pause()
-    except OutcomeUnknown:
+    except (OutcomeUnknown, Declined):
         pass
     go_on.set()
     assert ended.wait(5)
@@ -832,3 +877,145 @@ def _until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_what_stands_after_a_rollback_is_closed_by_a_person(guard: Guard) -> None:
+    """A write that nothing undoes, undone by hand: then the run is compensated, and nobody need look any more."""
+    pay = guard.tool("pay", effect="write")(lambda: "paid")
+    with pytest.raises(Declined), guard.run("trip", id="a"):
+        pay()
+        with guard.run("inner", id="b"):
+            pay()
+        raise Declined
+    first, second = guard.runs.get("a").calls[0], guard.runs.get("b").calls[0]
+    with pytest.raises(ResolutionError, match="is done"):
+        guard.calls.resolve(first.id, "did-not-happen", note="n")
+    guard.calls.resolve(first.id, "compensated", note="refunded by hand", actor="ada")
+    assert guard.runs.get("a").status == "partially_compensated"
+    assert guard.calls.resolve(second.id, "compensated", note="refunded").state == "compensated"
+    assert guard.runs.get("a").status == guard.runs.get("b").status == "compensated"
+    assert not guard.compensate("a").not_compensable
+    _checked(guard, "a")
+
+
+def test_a_step_of_a_run_that_goes_on_is_not_undone_by_hand(guard: Guard) -> None:
+    """It would be run again in it."""
+    pay = guard.tool("pay", effect="write")(lambda: "paid")
+    with guard.run("trip", id="a") as run:
+        with guard.run("inner", id="b") as inner:
+            pay()
+        with pytest.raises(ResolutionError, match="is done"):
+            guard.calls.resolve(inner.calls[0].id, "compensated", note="n")
+        run.pause()
+    with pytest.raises(ResolutionError, match="is done"):
+        guard.calls.resolve(inner.calls[0].id, "compensated", note="n")
+
+
+# -- what happened after all, when its run was over ---------------------------------------------------------------
+
+
+@dataclass
+class Late:
+    """A payment that was said not to have happened, and then came: what was undone since, and how to let it come."""
+
+    arrive: Callable[[], None]
+    undone: list[Any]
+    run: Callable[..., Any]
+
+
+@pytest.fixture
+def late(guard: Guard) -> Late:
+    """``run(ending)`` is the run ``a``; its payment times out, and somebody says that it did not happen."""
+    go_on, undone = threading.Event(), []
+
+    @guard.tool(compensate=lambda result: undone.append(result))
+    def book(what: str) -> str:
+        return what
+
+    @guard.tool(compensate=lambda result: undone.append(result), timeout=0.05)
+    def pay() -> str:
+        go_on.wait(5)
+        return "late"
+
+    def run(error: Exception | None) -> None:
+        with contextlib.suppress(Declined), guard.run("trip", id="outer"):
+            book("car")
+            with guard.run("trip", id="a"):
+                book("room")
+                with pytest.raises(ToolTimeout):
+                    pay()
+                guard.calls.resolve(guard.runs.get("a").calls[1].id, "did-not-happen", note="not in the books")
+                if error is not None:
+                    raise error
+
+    def arrive() -> None:
+        go_on.set()
+        _until(lambda: guard.runs.get("a").calls[1].state == "done")
+
+    return Late(arrive, undone, run)
+
+
+def test_a_late_effect_of_a_rolled_back_run_is_not_forgotten(guard: Guard, late: Late, warnings_of_sagaspan) -> None:
+    """The rollback did not know of it: the run, and the one it is in, is not wholly undone; asked again, it is."""
+    late.run(Declined())
+    assert (guard.runs.get("a").status, late.undone, guard.calls.late()) == ("compensated", ["room", "car"], [])
+    late.arrive()
+    (call,) = guard.calls.late()
+    assert (call.tool, call.result) == ("pay", "late")
+    assert guard.runs.get("a").status == guard.runs.get("outer").status == "partially_compensated"
+    assert any("happened after all" in warning for warning in warnings_of_sagaspan())
+    guard.compensate("outer")
+    assert late.undone == ["room", "car", "late"]
+    assert guard.runs.get("a").status == guard.runs.get("outer").status == "compensated"
+    assert guard.calls.late() == []
+    _checked(guard, "a")
+
+
+def test_a_late_effect_of_a_completed_run_is_listed(guard: Guard, late: Late) -> None:
+    """The agent went by that it did not happen: somebody undoes it, or says that it stays."""
+    late.run(None)
+    late.arrive()
+    (call,) = guard.calls.late()
+    assert guard.runs.get("a").status == "completed"
+    assert guard.calls.resolve(call.id, "happened", note="paid in cash as well; they keep it").state == "done"
+    assert guard.calls.late() == []
+    with pytest.raises(ResolutionError, match="is done"):
+        guard.calls.resolve(call.id, "happened", note="again")
+    guard.compensate("a", call=call.id)
+    assert late.undone == ["late"]
+    _checked(guard, "a")
+
+
+def test_a_late_effect_of_a_run_that_failed_can_be_undone(guard: Guard) -> None:
+    """There was nothing to undo, and then there is; entered again, the run answers it from the record instead."""
+    go_on = threading.Event()
+    undone: list[str] = []
+
+    @guard.tool(compensate=lambda result: undone.append(result), timeout=0.05)
+    def pay() -> str:
+        go_on.wait(5)
+        return "late"
+
+    for id_ in ("a", "b"):
+        with contextlib.suppress(Declined), guard.run(id=id_):
+            with pytest.raises(ToolTimeout):
+                pay()
+            guard.calls.resolve(guard.runs.get(id_).calls[0].id, "did-not-happen", note="n")
+            raise Declined
+        assert guard.runs.get(id_).status == "failed"
+    go_on.set()
+    _until(lambda: len(guard.calls.late()) == 2)
+    guard.compensate("a")
+    assert (undone, guard.runs.get("a").status) == (["late"], "compensated")
+    with guard.run(id="b"):
+        assert pay() == "late"
+    _checked(guard, "a")
+
+
+def test_an_effect_that_came_twice_reopens_a_rollback(guard: Guard) -> None:
+    """The extra one came after everything was undone: it is undone with the run, asked again."""
+    undone = _late(guard, lambda call: guard.calls.resolve(call.id, "retry", note="once more"), before_late=Declined)
+    assert guard.runs.get("a").status == "partially_compensated"
+    guard.compensate("a")
+    assert sorted(undone) == ["first", "second"]
+    assert (guard.runs.get("a").status, guard.calls.duplicates()) == ("compensated", [])

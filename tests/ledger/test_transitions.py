@@ -27,13 +27,15 @@ from sagaspan.ledger.transitions import (
     move_run,
     open_call,
     open_run,
+    start_undoing,
     supersede,
 )
 from sagaspan.stores import connect
 
 CALL = CallRecord(
     id="c", namespace="n", scope="s", tool="t", key="k", key_source="content", idempotency_key="i", fingerprint="f",
-    run_id="r", state=CallState.RUNNING, arguments="{}", owner="o", attempts=1, created_us=1, started_us=1,
+    run_id="r", state=CallState.RUNNING, arguments="{}", empty_safe=True, owner="o", attempts=1, created_us=1,
+    started_us=1,
 )  # fmt: skip
 RUN = RunRecord(
     namespace="n",
@@ -91,12 +93,24 @@ def test_the_rules_that_matter_are_in_the_tables(table: dict[tuple[str | None, s
             "compensate", "fail", "compensated", "partially_compensated",
         }  # fmt: skip
         return
-    assert {event for (state, event) in table if state == "done"} == {"compensate", "undone_by_hand", "supply_result"}
-    assert table["done", "supply_result"] == "done"
+    assert {event for (state, event) in table if state == "done"} == {
+        "compensate", "undone_by_hand", "supply_result", "acknowledge",
+    }  # fmt: skip
+    assert table["done", "supply_result"] == table["done", "acknowledge"] == "done"
     assert {after for (_, event), after in table.items() if event == "disprove"} == {"failed"}
     assert {event for (state, event) in table if state == "compensated"} == {"supersede"}
     assert ("unknown", "compensate") not in table
+    assert {state for (state, event) in table if event == "compensate_in_doubt"} == {"unknown", "needs_human"}
     assert ("unknown", "fail") not in table
+
+
+def test_a_doubt_is_undone_only_where_that_is_declared_safe() -> None:
+    """The table alone does not decide: without ``empty_safe`` nothing in doubt is undone."""
+    lost, _ = move_call(replace(CALL, empty_safe=False), CallEvent.LOSE, 2)
+    with pytest.raises(IllegalTransition, match="compensate_in_doubt"):
+        start_undoing(lost, 3)
+    undoing, _ = start_undoing(replace(lost, empty_safe=True), 3)
+    assert undoing.state == "compensating"
 
 
 def test_a_claim_after_a_failure_forgets_it() -> None:

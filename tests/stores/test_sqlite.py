@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -19,7 +20,7 @@ from sagaspan import ConfigurationError, Guard, SchemaOutdated, StoreUnavailable
 from sagaspan.ledger.store import CallChange, RunChange, Store
 from sagaspan.ledger.transitions import CallEvent, RunEvent, claim_again, move_call, move_run, open_call, open_run
 from sagaspan.stores import connect
-from sagaspan.stores._migrate import migrations
+from sagaspan.stores._migrate import current_version, migrate, migrations
 from tests.conftest import Worker
 from tests.ledger.test_transitions import CALL, RUN
 
@@ -195,6 +196,29 @@ def test_migrations_are_applied_once_by_many_processes(worker: Worker) -> None:
     connection.close()
 
 
+def test_nobody_else_migrates_in_the_middle(tmp_path: Path) -> None:
+    """Of two that open a new ledger at the same moment one waits, and finds it done."""
+    path = tmp_path / "ledger.db"
+    first, second = (sqlite3.connect(path, isolation_level=None, timeout=0) for _ in range(2))
+    first.execute("pragma journal_mode = wal")
+    interrupted: list[str] = []
+
+    def meanwhile(statement: str) -> None:
+        if statement.startswith("create table if not exists migrations") and not interrupted:
+            try:
+                migrate(second, str(path), apply=True)
+            except sqlite3.OperationalError as locked:
+                interrupted.append(str(locked))
+
+    first.set_trace_callback(meanwhile)
+    migrate(first, str(path), apply=True)
+    assert interrupted == ["database is locked"]
+    migrate(second, str(path), apply=True)
+    assert current_version(second, str(path)) == len(migrations("sqlite"))
+    first.close()
+    second.close()
+
+
 def test_migrations_are_numbered_without_gaps() -> None:
     """Every file of the folder is a migration, counted from 1."""
     files = [file.name for file in (resources.files("sagaspan.stores") / "migrations" / "sqlite").iterdir()]
@@ -230,6 +254,24 @@ def test_claims_are_fenced(store: Store) -> None:
     assert [row.event for row in store.audit_of("n", "r")] == ["run.open", "claim", "fail", "run.complete"]
 
 
+def test_a_change_of_another_version_saves_nothing(store: Store) -> None:
+    """What was read before somebody else saved is stale: nothing is written over, and nothing claimed again."""
+    record, audit = open_call(CALL)
+    assert store.commit([CallChange(record, audit, claims=True, run_epoch=1)], synced=True)
+    failed, audit = move_call(record, CallEvent.FAIL, 2)
+    assert store.commit([CallChange(failed, audit, 1)], synced=False)
+    lost, audit = move_call(record, CallEvent.LOSE, 3)
+    assert not store.commit([CallChange(lost, audit, 1)], synced=True)
+    again, audit = claim_again(failed, owner="o", now_us=4, traceparent=None)
+    assert not store.commit([CallChange(again, audit, 1, claims=True, run_epoch=1)], synced=True)
+    assert store.get_call("c") == replace(failed, claim_seq=2)
+    committed, audit = move_run(RUN, RunEvent.COMMIT, 5)
+    assert store.commit([RunChange(committed, audit, 1)], synced=True)
+    ended, audit = move_run(RUN, RunEvent.COMPLETE, 6)
+    assert not store.commit([RunChange(ended, audit, 1)], synced=True)
+    assert store.get_run("n", "r") == committed
+
+
 def test_claim_order_is_the_order_of_starting(store: Store) -> None:
     """A call that is claimed again takes its place anew: it started later."""
     for name in "ab":
@@ -258,6 +300,27 @@ def test_prefixes_are_literal(store: Store, prefix: str) -> None:
     assert [run.id for run in store.match_runs(f"{prefix}1")] == [f"{prefix}1"]
 
 
+def test_namespaces_are_found_and_kept_apart(store: Store) -> None:
+    """Each once, however many runs it has; what is asked of one shows nothing of another."""
+    assert store.namespaces() == ["n"]
+    for namespace in ("b", "a", "c"):
+        for name in ("r1", "r2"):
+            opened, audit = open_run(replace(RUN, namespace=namespace, id=name))
+            assert store.commit([RunChange(opened, audit)], synced=False)
+            id_ = f"{namespace}-{name}"
+            record, audit = open_call(replace(CALL, namespace=namespace, id=id_, key=id_, scope="s:1", run_id=name))
+            assert store.commit([CallChange(record, audit)], synced=False)
+    assert store.namespaces() == ["a", "b", "c", "n"]
+    assert len(store.match_runs("r1")) == 3
+    for found in (store.list_runs(namespace="b"), store.match_runs("r", namespace="b")):
+        assert sorted((run.namespace, run.id) for run in found) == [("b", "r1"), ("b", "r2")]
+    lists = (store.list_calls, store.open_calls)
+    for calls in (*(listed(namespace="b") for listed in lists), store.calls_in_scope("s:", namespace="b")):
+        assert sorted(call.id for call in calls) == ["b-r1", "b-r2"]
+    assert store.match_calls("b-r1", namespace="a") == []
+    assert len(store.calls_in_scope("s:")) == 6
+
+
 def test_reading_makes_no_ledger(tmp_path: Path) -> None:
     """``create=False`` says that there is none, and makes none."""
     with pytest.raises(StoreUnavailable, match="there is no ledger"):
@@ -284,6 +347,7 @@ guard = Guard(sys.argv[1])
 def act(n):
     return n
 act(0)
+parents = guard._store._connection
 with guard.run(id="outer"):
     act(1)
     for child in range(3):
@@ -291,6 +355,7 @@ with guard.run(id="outer"):
             with guard.run(id=f"child-{child}", nested=False):
                 for n in range(20):
                     act(n)
+            assert guard._store._connection is not parents
             assert guard.runs.get("outer").status == "running"
             try:
                 guard.run(id="outer", nested=False).__enter__()
@@ -324,6 +389,71 @@ def test_a_full_durability_is_accepted(store_url: str) -> None:
         Guard(store_url, durability="none")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("durability", ["normal", "full"])
+def test_what_is_synced_and_what_is_not(store_url: str, durability: str) -> None:
+    """Claims, second marks and the end of a run are synced when they return; what follows a claim is not, by itself.
+
+    With ``durability="full"`` all of it is.
+    """
+    with Guard(store_url, durability=durability) as guard:  # type: ignore[arg-type]
+        look = guard.tool("look", effect="read")(lambda: 1)
+        book = guard.tool("book", compensate=lambda result: None)(lambda: 1)
+        send = guard.tool("send", effect="write", marks_sending=True)(lambda: guard.current_call().sending())
+        look()
+        statements: list[str] = []
+        guard._store._connection.set_trace_callback(statements.append)  # type: ignore[attr-defined]
+        with guard.run(id="well"):
+            send()
+        with pytest.raises(ZeroDivisionError), guard.run(id="undone"):
+            book()
+            raise ZeroDivisionError
+        guard._store._connection.set_trace_callback(None)  # type: ignore[attr-defined]
+    levels: dict[str, set[str]] = {"normal": set(), "full": set()}
+    level, events = "", []
+    for statement in statements:
+        words = statement.split()
+        if words[:2] == ["pragma", "synchronous"]:
+            level = words[-1]
+        elif words[:3] == ["insert", "into", "audit"]:
+            events.append(statement.split("values (")[1].split(", ")[4].strip("'"))
+        elif words == ["commit"]:
+            levels[level] |= set(events)
+            events = []
+    synced = {"claim", "sending", "run.complete", "run.compensate", "compensate", "compensation.claim",
+              "compensation.succeed", "compensation_succeeded", "run.compensated"}  # fmt: skip
+    unsynced = {"run.open", "succeed"}
+    if durability == "full":
+        synced, unsynced = synced | unsynced, set()
+    assert levels == {"full": synced, "normal": unsynced}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_waits_for_the_statement_that_is_going_on(worker: Worker) -> None:
+    """Nobody is in the middle of SQLite when the child is made: its locks would stay taken there for ever."""
+    done = worker.run("""
+    guard.tool("act")(lambda: 1)()
+    inside, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+    def hold():
+        with guard._store._connected():
+            inside.set()
+            go_on.wait(20)
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            guard.tool("act")(lambda: 1)()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        forked.set()
+    threading.Thread(target=hold).start()
+    inside.wait(20)
+    threading.Thread(target=fork).start()
+    print(forked.wait(0.5))
+    go_on.set()
+    print(forked.wait(20))
+    """)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
 # -- writing for a crowd -------------------------------------------------------------------------------------------
 
 
@@ -345,6 +475,29 @@ def test_threads_share_a_sync_and_lose_nothing(guard: Guard) -> None:
     run = guard.runs.get("crowd")
     assert sorted(call.result for call in run.calls) == sorted(100 * n + m for n in range(8) for m in range(50))
     assert {call.state for call in run.calls} == {"done"}
+
+
+def test_what_is_refused_of_a_batch_leaves_nothing_behind(store: Store) -> None:
+    """A request of two changes, of which one is stale, saves neither, though others of its batch are saved."""
+    good, good_audit = open_call(CALL)
+    half, half_audit = open_call(replace(CALL, id="d", key="other"))
+    stale, stale_audit = move_run(RUN, RunEvent.COMPLETE, 2)
+    requests = [[CallChange(good, good_audit)], [CallChange(half, half_audit), RunChange(stale, stale_audit, 7)]]
+    saved: list[bool] = []
+    with store._lock:  # type: ignore[attr-defined]
+        work = [
+            threading.Thread(target=lambda changes: saved.append(store.commit(changes, synced=True)), args=(changes,))
+            for changes in requests
+        ]
+        for thread in work:
+            thread.start()
+        while len(store._queue) < 2:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+    for thread in work:
+        thread.join()
+    assert sorted(map(bool, saved)) == [False, True]
+    assert [call.id for call in store.calls_of("n", "r")] == ["c"]
+    assert [row.event for row in store.audit_of("n", "r")] == ["run.open", "claim"]
 
 
 def test_what_is_refused_of_a_batch_does_not_touch_the_others(guard: Guard) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from sagaspan.cli._options import FAILED, NotFound, Settings, common_options
+from sagaspan.cli._options import FAILED, NEEDS_PERSON, NotFound, Settings, common_options
 from sagaspan.cli._render import emit_json, emit_table, visible
-from sagaspan.exceptions import SagaspanError
+from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, SagaspanError
 
 _COMMANDS = {
     "demo": ("demo", "The whole story, offline, in seconds."),
@@ -22,6 +22,7 @@ _COMMANDS = {
     "show": ("show", "A run, call, trace or idempotency key, by unique prefix."),
     "runs": ("runs", "What agents did: list, show."),
     "calls": ("calls", "What was called, what is in doubt: list, show, duplicates, resolve."),
+    "compensate": ("compensate", "Undo a run, also a completed one, or one call of it."),
     "recover": ("recover", "Go on after processes that died: hold or undo their runs, finish their rollbacks."),
     "traces": ("traces", "The spans of it: list, show."),
     "sql": ("sql", "SQL over the exported traces."),
@@ -64,7 +65,7 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(130)
     except SagaspanError as error:
         _report(error, str(error), args)
-        sys.exit(FAILED)
+        sys.exit(NEEDS_PERSON if isinstance(error, OutcomeUnknown | CompensationFailed) else FAILED)
     except BrokenPipeError:
         # The reader (head, less) has gone; Python must not complain about it at exit.
         sys.stderr.close()
@@ -78,7 +79,9 @@ def _report(error: Exception, message: str, args: list[str] | None) -> None:
     if Settings.wants_json(sys.argv[1:] if args is None else args):
         answer: dict[str, Any] = {"error": message, "kind": type(error).__name__}
         if matches:
-            answer["matches"] = [{"kind": kind, "id": id_} for kind, id_, _ in matches]
+            answer["matches"] = [{"kind": kind, "id": id_, "what": what} for kind, id_, what in matches]
+        if isinstance(error, SagaspanError) and error.call is not None:
+            answer["call"] = error.call.id
         emit_json(answer)
     elif isinstance(error, click.UsageError):
         error.show()

@@ -9,9 +9,6 @@ from sagaspan._clock import now_us
 from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.records import LeaseRecord, moment
 
-RECOVER = "sagaspan recover --app MODULE:GUARD"
-"""The command that goes on after a process that died."""
-
 
 def held_by(store: Any, holder: str, token: str) -> tuple[Verdict, str]:
     """What is known of the ``holder`` of ``token``, and the sentence that says so."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
@@ -15,6 +15,9 @@ DONE: Final = 0
 FAILED: Final = 1
 NOT_FOUND: Final = 3
 NEEDS_PERSON: Final = 4
+
+if TYPE_CHECKING:
+    from sagaspan import Guard
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,17 +46,24 @@ class Settings:
         return replace(self, **{name: value for name, value in given.items() if value})
 
     def open_store(self) -> Any:
-        """The ledger for reading; raises ``StoreUnavailable`` if there is none."""
+        """The ledger for reading, or that of ``--app`` if it alone is named; raises ``StoreUnavailable``."""
         from sagaspan.stores import connect, default_store
 
-        return connect(self.store or default_store(), create=False, migrate="check")
+        guard = self.load_guard() if self.app and not self.store else None
+        url = self.store or default_store() if guard is None else guard._store.url  # noqa: SLF001 - the same house
+        return connect(url, create=False, migrate="check")
 
-    def load_guard(self) -> Any | None:
+    def load_guard(self) -> Guard | None:
         """The user's guard, named by ``--app``, or None if none is named; raises ``UsageError``."""
         from sagaspan.cli._app import load_guard
 
-        named = self.app or os.environ.get("SAGASPAN_APP")
+        named = self.app_named
         return None if named is None else load_guard(named, store=self.store)
+
+    @property
+    def app_named(self) -> str | None:
+        """What ``--app`` or the environment names."""
+        return self.app or os.environ.get("SAGASPAN_APP") or None
 
     @property
     def has_ledger(self) -> bool:
@@ -71,6 +81,11 @@ class Settings:
         )
         named = ((" --home ", self.home), (" --store ", self.store))
         return program + "".join(f"{option}{value}" for option, value in named if value)
+
+    def command(self, text: str) -> str:
+        """A command of ours that looks at the same place: what to type next."""
+        named = ((" --home ", self.home), (" --store ", self.store), (" --app ", self.app))
+        return f"sagaspan {text}" + "".join(f"{option}{value}" for option, value in named if value)
 
     @property
     def traces(self) -> Path:
@@ -103,6 +118,11 @@ def common_options(function: F) -> F:
         return function(*args, **kwargs)
 
     return cast(F, functools.update_wrapper(with_settings, function))
+
+
+def namespace_option(function: F) -> F:
+    """Add ``--namespace``, for commands that would otherwise look at all of them."""
+    return click.option("--namespace", metavar="NAME", help="Only this one; the default is all of them.")(function)
 
 
 pass_settings = click.make_pass_decorator(Settings, ensure=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -38,13 +39,19 @@ def visible(value: object) -> str:
 
 def emit_json(data: Any) -> None:
     """Print ``data`` (dataclasses, datetimes and enums among it) as one JSON document."""
-    click.echo(json.dumps(_plain(data), ensure_ascii=False, indent=2, allow_nan=False))
+    click.echo(_dumped(data, indent=2))
 
 
 def emit_line(data: Any) -> None:
     """Print ``data`` as JSON in one line, at once: for output that goes on."""
-    click.echo(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False))
+    click.echo(_dumped(data))
     sys.stdout.flush()
+
+
+def _dumped(data: Any, indent: int | None = None) -> str:
+    text = json.dumps(_plain(data), ensure_ascii=False, indent=indent, allow_nan=False)
+    # A lone surrogate is no UTF-8: it stays the escape that JSON has for it.
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
@@ -152,4 +159,5 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if value is None or isinstance(value, str | int | bool):
         return value
-    return str(value) if not isinstance(value, Decimal) else format(value, "f")
+    # 1E+999999999 in full is a gigabyte of zeros.
+    return format(value, "f") if isinstance(value, Decimal) and abs(value.adjusted()) < 400 else str(value)

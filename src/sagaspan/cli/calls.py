@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import click
 
-from sagaspan.cli._options import NEEDS_PERSON, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._found import the_call, with_namespaces
+from sagaspan.cli._next import next_commands
+from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
-from sagaspan.ledger.records import CallInfo, CallState
+from sagaspan.ledger.records import CallInfo, CallState, RunState
 from sagaspan.ledger.resolution import Resolution
 
 _MEANS: Final = {
@@ -19,6 +21,13 @@ _MEANS: Final = {
     Resolution.COMPENSATED: "somebody has undone it; nothing undoes it again",
     Resolution.RETRY: "it may be run once more, whatever happened before",
 }
+
+_MEANS_UNSENT: Final = {
+    Resolution.HAPPENED: "somebody did it by hand, so it is not sent",
+    Resolution.DID_NOT_HAPPEN: "it is given up, and not sent",
+    Resolution.RETRY: "it is sent again",
+}
+"""Of a deferred call that was not sent."""
 
 
 @click.group()
@@ -32,19 +41,24 @@ def calls() -> None:
 @click.option("--all", "everything", is_flag=True, help="Also calls that are settled.")
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
 @click.option("--offset", default=0, show_default=True, type=click.IntRange(0))
+@namespace_option
 @common_options
 @pass_settings
-def list_calls(settings: Settings, status: tuple[str, ...], everything: bool, limit: int, offset: int) -> None:
+def list_calls(
+    settings: Settings, status: tuple[str, ...], everything: bool, limit: int, offset: int, namespace: str | None
+) -> None:
     """Calls that are not settled, newest first."""
     from sagaspan._views import Calls
 
-    found = Calls(settings.open_store()).list(status=status, open=not everything, limit=limit, offset=offset)
+    store = settings.open_store()
+    found = Calls(store, namespace).list(status=status, open=not everything, limit=limit, offset=offset)
     if settings.as_json:
         emit_json(found)
     elif not found:
         say("No such calls." if status or everything else "No open calls.")
     else:
-        emit_table(("call", "tool", "state", "run", "arguments", "started"), map(_row, found))
+        columns, rows = ("call", "tool", "state", "run", "arguments", "started"), [_row(call) for call in found]
+        emit_table(*with_namespaces(store, namespace, columns, rows, [call.namespace for call in found]))
 
 
 @calls.command("show")
@@ -58,31 +72,34 @@ def show_call(settings: Settings, call_id: str) -> None:
     from sagaspan.ledger.records import call_info
 
     store = settings.open_store()
-    record = _the_call(store, call_id)
+    record = the_call(store, call_id)
     print_call(call_info(record), settings, history(store, record))
 
 
 @calls.command()
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
+@namespace_option
 @common_options
 @pass_settings
 @click.pass_context
-def duplicates(context: click.Context, settings: Settings, limit: int) -> None:
+def duplicates(context: click.Context, settings: Settings, limit: int, namespace: str | None) -> None:
     """Effects that came twice, each with the command that undoes the extra one; exit 4 if any."""
     from sagaspan._views import Calls
 
-    found = Calls(settings.open_store()).duplicates(limit)
+    store = settings.open_store()
+    found = Calls(store, namespace).duplicates(limit)
     if settings.as_json:
-        emit_json([{"call": first, "extra": extra, "next": undo_command(extra)} for extra, first in found])
+        emit_json([{"call": first, "extra": extra, "next": next_commands(extra)[0]} for extra, first in found])
     elif not found:
         say("Nothing came twice.", "green")
     else:
         rows = [
             (extra.tool, extra.run_id, short(extra.args, 40), first and short(first.result, 40),
-             short(extra.result, 40), undo_command(extra))
+             short(extra.result, 40), next_commands(extra)[0])
             for extra, first in found
         ]  # fmt: skip
-        emit_table(("tool", "run", "arguments", "result", "extra result", "next"), rows)
+        columns = ("tool", "run", "arguments", "result", "extra result", "next")
+        emit_table(*with_namespaces(store, namespace, columns, rows, [extra.namespace for extra, _ in found]))
     context.exit(NEEDS_PERSON if found else 0)
 
 
@@ -116,43 +133,27 @@ def resolve(
 
     value = NOT_GIVEN if result is None else _parsed(result)
     store = settings.open_store()
-    seen = call_info(_the_call(store, call_id))
+    record = the_call(store, call_id)
+    seen = call_info(record)
     if not yes and sys.stdin.isatty():
-        click.confirm(_question(seen, Resolution(outcome)), abort=True, err=True)
+        click.confirm(_question(seen, _means(seen, Resolution(outcome))), abort=True, err=True)
     decided = Calls(store).resolve(
         seen.id, outcome, result=value, note=note, actor=actor, expected_version=expected_version or seen.version
     )
     if settings.as_json:
         emit_json(decided)
         return
-    say(f"Call {visible(decided.id)} ({visible(decided.tool)}) is {decided.state}: {_MEANS[Resolution(outcome)]}.")
-    say(f"Its run {visible(decided.run_id)} goes on when it is entered again with the same id.")
-
-
-def resolve_command(call_id: str) -> str:
-    """The command by which a person says what became of a call."""
-    return f"sagaspan calls resolve {call_id} OUTCOME --note WHY"
-
-
-def undo_command(call: CallInfo) -> str:
-    """The command that undoes the extra one of two effects, or says that it was undone by hand."""
-    if call.compensate is None:
-        return f"sagaspan calls resolve {call.id} compensated --note WHY"
-    return f"sagaspan compensate {call.run_id} --call {call.id}"
+    means = _means(seen, Resolution(outcome))
+    say(f"Call {visible(decided.id)} ({visible(decided.tool)}) is {decided.state}: {means}.")
+    run = store.get_run(record.namespace, record.run_id)
+    if run is not None and run.state in (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED):
+        say(f"Its run {visible(run.id)} is {run.state}.")
+    else:
+        say(f"Its run {visible(decided.run_id)} goes on when it is entered again with the same id.")
 
 
 def _row(call: CallInfo) -> tuple[object, ...]:
     return call.id, call.tool, call.state, call.run_id, short(call.args, 40), when(call.started)
-
-
-def _the_call(store: Any, prefix: str) -> Any:
-    found = store.match_calls(prefix)
-    if not found:
-        raise NotFound(f"there is no call {prefix!r}; see: sagaspan calls list")
-    if len(found) > 1:
-        matches = [("call", call.id, f"{call.tool} {call.state}") for call in found]
-        raise NotFound(f"{prefix!r} is the start of {len(found)} calls; give more of it", matches)
-    return found[0]
 
 
 def _parsed(text: str) -> Any:
@@ -162,8 +163,13 @@ def _parsed(text: str) -> Any:
         raise click.BadParameter(f"{text!r} is not JSON ({error}); a string needs quotes: '\"paid\"'") from error
 
 
-def _question(call: CallInfo, resolution: Resolution) -> str:
+def _means(call: CallInfo, resolution: Resolution) -> str:
+    unsent = call.state in (CallState.SCHEDULED, CallState.FAILED)
+    return (_MEANS_UNSENT if unsent else _MEANS).get(resolution, _MEANS[resolution])
+
+
+def _question(call: CallInfo, means: str) -> str:
     return (
         f"{visible(call.tool)} {short(call.args, 200)} of run {visible(call.run_id)} is {call.state} "
-        f"(version {call.version}).\nYou say {resolution.value}: {_MEANS[resolution]}. Record that?"
+        f"(version {call.version}).\nYour word means: {means}. Record that?"
     )

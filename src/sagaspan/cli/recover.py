@@ -12,17 +12,21 @@ import click
 
 from sagaspan.cli._options import DONE, NEEDS_PERSON, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_line, say, visible
+from sagaspan.ledger.records import CallState
 
 if TYPE_CHECKING:
-    from sagaspan import Guard, Recovery, RunInfo
+    from sagaspan import CallInfo, Guard, Recovery, RunInfo
 
+_NOT_SENT: Final = (CallState.SCHEDULED, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN)
 _WORDS: Final = {
+    "completed": ("completed: what was deferred in it is sent", "green"),
     "compensated": ("undone", "yellow"),
     "held": ("held: enter it again with the same id to go on", "magenta"),
     "needs_human": ("needs a person", "bold red"),
     "queued": ("waits for a process that has the tools to undo it", "magenta"),
     "waiting": ("could not be undone; is tried again later", "magenta"),
 }
+_COUNTED: Final = {"alone": "calls by themselves"}
 
 
 @click.command()
@@ -73,7 +77,8 @@ class _Work:
             say("Nothing to recover.", "green")
         else:
             self._summary(report)
-        return NEEDS_PERSON if report.needs_human else DONE
+        failed = any(call.state == "compensation_failed" for call in report.alone)
+        return NEEDS_PERSON if report.needs_human or (failed and not self._options["dry_run"]) else DONE
 
     def watch(self, interval: float) -> int:
         """Round after round until a signal; a run in hand is finished first."""
@@ -114,38 +119,50 @@ class _Work:
             yield self._app, lambda: None
             return
         from sagaspan import Guard
-        from sagaspan.ledger.records import CallState, RunState
+        from sagaspan.ledger.records import RunState
 
         store = self._settings.open_store()
         found = {run.namespace for run in (*store.unfinished_runs(), *store.list_runs(states=[RunState.HELD]))}
-        found |= {call.namespace for state in (CallState.RUNNING, CallState.COMPENSATION_FAILED)
-                  for call in store.calls_in(state)}  # fmt: skip
+        open_calls = (CallState.RUNNING, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
+        found |= {call.namespace for state in open_calls for call in store.calls_in(state)}
         store.close()
         for namespace in sorted(found):
             guard = Guard(store.url, namespace=namespace, migrate="check")
             yield guard, guard.close
 
-    def _progress(self, run: RunInfo, outcome: str) -> None:
-        if self._settings.as_json or (run.id, outcome) in self._said:
+    def _progress(self, found: RunInfo | CallInfo, outcome: str) -> None:
+        if self._settings.as_json or (found.id, outcome) in self._said:
             return
         if outcome in ("queued", "waiting"):
-            self._said.add((run.id, outcome))
+            self._said.add((found.id, outcome))
         words, style = _WORDS[outcome]
+        if outcome == "queued" and getattr(found, "completing", False):
+            words = "waits for a process that has the tools to send what was deferred"
         would = "would be " if self._options["dry_run"] else ""
-        say(f"run {visible(run.id)} ({visible(run.name)}): {would}{words}", style)
+        kind, name = ("call", found.tool) if hasattr(found, "tool") else ("run", found.name)
+        say(f"{kind} {visible(found.id)} ({visible(name)}): {would}{words}", style)
 
     def _summary(self, report: Recovery) -> None:
         for call in report.in_doubt:
             say(f"call {call.id} ({visible(call.tool)}): its process is gone; it is {call.state}")
-        if report.queued and self._app is None:
-            names = sorted({call.compensate for run in report.queued for call in run.calls if call.compensate})
-            say(f"To undo what waits for {visible(', '.join(names))}: sagaspan recover --app MODULE:GUARD")
+        if (report.queued or report.alone) and self._app is None:
+            names = {name for run in report.queued for name in _missing(run)}
+            names |= {call.compensate for call in report.alone if call.compensate}
+            waits = f"what waits for {visible(', '.join(sorted(names)))}" if names else "it"
+            say(f"To go on with {waits}: sagaspan recover --app MODULE:GUARD")
         if report.needs_human:
             say("What needs you, and how to go on: sagaspan status")
         if report.held:
             say("Held runs go on when they are entered again with the same id: sagaspan runs list --status held")
-        counts = {name: len(found) for name, found in asdict(report).items() if found}
+        counts = {_COUNTED.get(name, name): len(found) for name, found in asdict(report).items() if found}
         say(", ".join(f"{name} {count}" for name, count in counts.items()))
+
+
+def _missing(run: RunInfo) -> set[str]:
+    """What it takes to go on with a run, by name: what undoes its calls, or what sends those that were deferred."""
+    if run.completing:
+        return {call.tool for call in run.calls if call.state in _NOT_SENT}
+    return {call.compensate for call in run.calls if call.compensate is not None}
 
 
 def _seconds(text: str | None) -> float | None:

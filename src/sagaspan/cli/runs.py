@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
-from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._found import namespace_of, the_run, with_namespaces
+from sagaspan.cli._options import Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, styled, visible, when
 from sagaspan.ledger.records import CallInfo, Phase, RunInfo, RunState
 
@@ -19,37 +22,36 @@ def runs() -> None:
 @click.option("--status", "-s", multiple=True, type=click.Choice([state.value for state in RunState]))
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
 @click.option("--offset", default=0, show_default=True, type=click.IntRange(0))
+@namespace_option
 @common_options
 @pass_settings
-def list_runs(settings: Settings, status: tuple[str, ...], limit: int, offset: int) -> None:
+def list_runs(settings: Settings, status: tuple[str, ...], limit: int, offset: int, namespace: str | None) -> None:
     """Runs, newest first."""
     from sagaspan._views import Runs
 
-    found = Runs(settings.open_store()).list(status=status, limit=limit, offset=offset)
+    store = settings.open_store()
+    found = Runs(store, namespace).list(status=status, limit=limit, offset=offset)
     if settings.as_json:
-        emit_json(found)
+        emit_json([{name: value for name, value in asdict(run).items() if name != "calls"} for run in found])
     elif not found:
         say("No runs." if not status else "No runs of these states.")
     else:
         rows = [(run.id, run.name, run.status, run.reason, when(run.started), _took(run)) for run in found]
-        emit_table(("run", "name", "status", "reason", "started", "took"), rows)
+        columns = ("run", "name", "status", "reason", "started", "took")
+        emit_table(*with_namespaces(store, namespace, columns, rows, [run.namespace for run in found]))
 
 
 @runs.command("show")
 @click.argument("run_id")
+@namespace_option
 @common_options
 @pass_settings
-def show_run(settings: Settings, run_id: str) -> None:
+def show_run(settings: Settings, run_id: str, namespace: str | None) -> None:
     """One run with its calls, by id or unique prefix."""
-    from sagaspan.cli.show import find_runs
+    from sagaspan._views import Runs
 
-    found = find_runs(settings.open_store(), run_id)
-    if not found:
-        raise NotFound(f"there is no run {run_id!r}; see: sagaspan runs list")
-    if len(found) > 1:
-        matches = [("run", run.id, f"{run.name} {run.status}") for run in found]
-        raise NotFound(f"{run_id!r} is the start of {len(found)} runs; give more of it", matches)
-    print_run(found[0], settings)
+    store = settings.open_store()
+    print_run(Runs(store).complete(the_run(store, run_id, namespace)), settings)
 
 
 def print_run(run: RunInfo, settings: Settings) -> None:
@@ -64,11 +66,13 @@ def print_run(run: RunInfo, settings: Settings) -> None:
     head = Text.assemble(("run ", "bold"), visible(run.id), "  ", styled(run.status))
     console().print(head)
     facts = (
-        ("name", run.name), ("reason", run.reason), ("error", run.error), ("started", when(run.started)),
+        ("name", run.name), ("namespace", namespace_of(run, settings)), ("reason", run.reason), ("error", run.error),
+        ("started", when(run.started)),
         ("took", _took(run)), ("user", run.user), ("tenant", run.tenant), ("agent", run.agent),
         ("conversation", run.conversation), ("inside", run.parent_id), ("input", run.input and short(run.input)),
         ("output", run.output and short(run.output)), ("on interrupt", run.on_interrupt),
-        ("reopened", run.reopened or None), ("trace", trace_of(run.traceparent)),
+        ("completing", "it has ended well; what was deferred is to be sent" if run.completing else None),
+        ("reopened", run.reopened or None), ("holds locks", ", ".join(run.locks)), ("trace", trace_of(run.traceparent)),
     )  # fmt: skip
     for name, value in facts:
         if value:
@@ -76,6 +80,7 @@ def print_run(run: RunInfo, settings: Settings) -> None:
     _say_holder(run, settings)
     say("")
     emit_table(("#", "call", "tool", "state", "arguments", "result or error", "tries"), _call_rows(run.calls))
+    _say_next(run, settings)
 
 
 def _say_holder(run: RunInfo, settings: Settings) -> None:
@@ -83,11 +88,14 @@ def _say_holder(run: RunInfo, settings: Settings) -> None:
     if run.status not in (RunState.RUNNING, RunState.COMPENSATING):
         return
     from sagaspan._saga import token
-    from sagaspan.cli._holders import RECOVER, held_by
+    from sagaspan.cli._holders import held_by
+    from sagaspan.cli._next import RECOVER
     from sagaspan.ledger.judgement import Verdict
 
     store = settings.open_store()
-    record = next((found for found in store.match_runs(run.id) if found.owner == run.owner), None)
+    record = next(
+        (found for found in store.match_runs(run.id, namespace=run.namespace) if found.owner == run.owner), None
+    )
     if record is None:  # it ended at this moment
         return
     verdict, words = held_by(store, run.owner, token(store, record))
@@ -96,9 +104,30 @@ def _say_holder(run: RunInfo, settings: Settings) -> None:
         say(f"  {'next':<13} {RECOVER}")
 
 
+def _say_next(run: RunInfo, settings: Settings) -> None:
+    """What is left of a run that needs a person, step by step."""
+    if run.status not in (RunState.HELD, RunState.PARTIALLY_COMPENSATED):
+        return
+    from sagaspan._rollback import steps_of
+    from sagaspan.cli._next import next_commands
+
+    store = settings.open_store()
+    record = store.get_run(run.namespace, run.id)
+    if record is None:  # pruned at this moment
+        return
+    steps = steps_of(store, record)
+    partly = run.status is RunState.PARTIALLY_COMPENSATED
+    left = (*steps.unresolved, *((*steps.undoable, *steps.not_compensable) if partly else ()))
+    rows = [(step.tool, step.state, command) for step in left for command in next_commands(step)]
+    if rows:
+        say("")
+        emit_table(("tool", "state", "next"), rows, title="what needs you")
+
+
 def trace_of(traceparent: str | None) -> str | None:
     """The trace id of a ``traceparent``."""
-    return traceparent.split("-")[1] if traceparent else None
+    parts = (traceparent or "").split("-")
+    return parts[1] if len(parts) == 4 else None
 
 
 def _call_rows(calls: tuple[CallInfo, ...]) -> list[tuple[object, ...]]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
+from sagaspan.cli._next import next_commands
+from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger.records import CallInfo, CallState, RunInfo, call_info
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, call_info
+from sagaspan.ledger.resolution import happened_after_all
+
+_OPEN: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATION_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,35 +24,25 @@ class _Match:
     kind: str
     id: str
     what: str
+    namespace: str | None
     show: Callable[[], None]
 
 
 @click.command()
 @click.argument("any_id", metavar="ANY")
+@namespace_option
 @common_options
 @pass_settings
-def show(settings: Settings, any_id: str) -> None:
+def show(settings: Settings, any_id: str, namespace: str | None) -> None:
     """A run, call, trace or idempotency key, by unique prefix."""
-    matches = [*_in_ledger(settings, any_id), *_in_traces(settings, any_id)]
+    matches = [*_in_ledger(settings, any_id, namespace), *_in_traces(settings, any_id)]
     if not matches:
         raise NotFound(f"nothing starts with {any_id!r}; see: sagaspan runs list, sagaspan traces list")
-    exact = [match for match in matches if match.id == any_id]
-    matches = exact[:1] or matches
+    matches = [match for match in matches if match.id == any_id] or matches
     if len(matches) > 1:
-        named = [(match.kind, match.id, match.what) for match in matches]
-        raise NotFound(f"{any_id!r} is the start of {len(matches)} things; give more of it", named)
+        named = [(match.kind, match.id, match.what, match.namespace) for match in matches]
+        raise ambiguous(any_id, "things", named)
     matches[0].show()
-
-
-def find_runs(store: Any, prefix: str) -> list[RunInfo]:
-    """The runs whose id starts with ``prefix``, with their calls if it is only one."""
-    from sagaspan._views import Runs
-    from sagaspan.ledger.records import run_info
-
-    records = store.match_runs(prefix)
-    if len(records) == 1:
-        return [Runs(store).complete(records[0])]
-    return [run_info(record) for record in records]
 
 
 def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
@@ -64,18 +59,30 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
         Text.assemble(("call ", "bold"), visible(call.id), "  ", visible(call.tool), "  ", styled(call.state))
     )
     facts = (
-        ("run", call.run_id), ("arguments", short(call.args, 400)), ("result", call.result and short(call.result, 400)),
+        ("run", call.run_id), ("namespace", namespace_of(call, settings)), ("arguments", short(call.args, 400)),
+        ("result", call.result and short(call.result, 400)),
         ("result lost", call.result_lost), ("error", call.error), ("effect", call.effect), ("attempts", call.attempts),
         ("undone by", call.compensate), ("undoes", call.compensates), ("idempotency key", call.idempotency_key),
+        ("locks", ", ".join(call.locks)),
         ("tool call id", call.tool_call_id), ("trace", trace_of(call.traceparent)), ("started", when(call.started)),
         ("ended", when(call.ended)), ("held by", _holder(call, settings)),
     )  # fmt: skip
     for name, value in facts:
         if value:
             say(f"  {name:<16} {visible(value)}")
+    for command in _next(call, audit):
+        say(f"  {'next':<16} {command}")
     say("")
     rows = [(_moment(row.at_us), row.event, row.from_state, row.to_state, row.detail) for row in audit]
     emit_table(("at", "event", "from", "to", "detail"), rows, title="history")
+
+
+def _next(call: CallInfo, audit: list[Any]) -> list[str]:
+    if call.state in _OPEN:
+        return next_commands(call)
+    if happened_after_all(audit):
+        return [*next_commands(call), f"sagaspan calls resolve {call.id} happened --note WHY"]
+    return []
 
 
 def _holder(call: CallInfo, settings: Settings) -> str | None:
@@ -85,32 +92,37 @@ def _holder(call: CallInfo, settings: Settings) -> str | None:
     return held_by(settings.open_store(), call.owner, call.id)[1] if call.state is CallState.RUNNING else None
 
 
-def _in_ledger(settings: Settings, prefix: str) -> list[_Match]:
+def _in_ledger(settings: Settings, prefix: str, namespace: str | None) -> list[_Match]:
     try:
         store = settings.open_store()
-        runs, calls = find_runs(store, prefix), store.match_calls(prefix)
+        runs = store.match_runs(prefix, namespace=namespace, limit=SHOWN + 1)
+        calls = store.match_calls(prefix, namespace=namespace, limit=SHOWN + 1)
     except StoreUnavailable:
         if settings.has_ledger or not settings.traces.is_dir():
             raise
         return []  # traces without a ledger: a folder of somebody else's spans
-    return [*(_run_match(settings, run) for run in runs), *(_call_match(settings, store, call) for call in calls)]
+    return [
+        *(_run_match(settings, store, run) for run in runs),
+        *(_call_match(settings, store, call) for call in calls),
+    ]
 
 
-def _run_match(settings: Settings, run: RunInfo) -> _Match:
+def _run_match(settings: Settings, store: Any, record: RunRecord) -> _Match:
     def show_it() -> None:
+        from sagaspan._views import Runs
         from sagaspan.cli.runs import print_run
 
-        print_run(run, settings)
+        print_run(Runs(store).complete(record), settings)
 
-    return _Match("run", run.id, f"{run.name} {run.status}", show_it)
+    return _Match(*run_match(record), show_it)
 
 
-def _call_match(settings: Settings, store: Any, record: Any) -> _Match:
+def _call_match(settings: Settings, store: Any, record: CallRecord) -> _Match:
     def show_it() -> None:
         audit = [row for row in store.audit_of(record.namespace, record.run_id) if row.call_id == record.id]
         print_call(call_info(record), settings, audit)
 
-    return _Match("call", record.id, f"{record.tool} {record.state}", show_it)
+    return _Match(*call_match(record), show_it)
 
 
 def _in_traces(settings: Settings, prefix: str) -> list[_Match]:
@@ -119,7 +131,7 @@ def _in_traces(settings: Settings, prefix: str) -> list[_Match]:
     from sagaspan.cli.traces import matching_traces, print_trace
 
     return [
-        _Match("trace", trace_id, name, lambda trace_id=trace_id: print_trace(settings, trace_id))  # type: ignore[misc] # bound now
+        _Match("trace", trace_id, name, None, lambda trace_id=trace_id: print_trace(settings, trace_id))  # type: ignore[misc] # bound now
         for trace_id, name in matching_traces(settings, prefix)
     ]
 

@@ -8,11 +8,15 @@ from typing import Any, Final
 
 import click
 
-from sagaspan.cli._holders import RECOVER, held_by
-from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
+from sagaspan._owner import NOBODY
+from sagaspan.cli._found import with_namespaces
+from sagaspan.cli._holders import held_by
+from sagaspan.cli._next import RECOVER, next_commands
+from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
 from sagaspan.ledger.judgement import Verdict
-from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState
+from sagaspan.ledger.locks import held_by_call, held_by_run
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
 
 _RUNS: Final = {
     RunState.PAUSED: "waits to be continued with the same run id",
@@ -29,101 +33,132 @@ _LIMIT: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One thing that needs a person."""
+    """One thing that needs a person; ``locks`` are those that nobody else can take meanwhile."""
 
     kind: str
     id: str
+    namespace: str
     what: str
     state: str
     why: str
     next: str
+    locks: tuple[str, ...] = ()
 
 
 @click.command()
+@namespace_option
 @common_options
 @pass_settings
 @click.pass_context
-def status(context: click.Context, settings: Settings) -> None:
+def status(context: click.Context, settings: Settings, namespace: str | None) -> None:
     """Everything that needs a person, each with its next command; exit 4 if any (for cron)."""
     store = settings.open_store()
-    items = [*_run_items(store), *_call_items(store), *_duplicates(store)]
+    items = [*_run_items(store, namespace), *_call_items(store, namespace), *_incidents(store, namespace)]
     if settings.as_json:
         emit_json(items)
     elif not items:
         say("Nothing needs you.", "green")
     else:
-        emit_table(("what", "id", "state", "why", "next"), [_row(item) for item in items])
+        columns, rows = ("what", "id", "state", "why", "next"), [_row(item) for item in items]
+        emit_table(*with_namespaces(store, namespace, columns, rows, [item.namespace for item in items]))
     context.exit(NEEDS_PERSON if items else 0)
 
 
 def _row(item: Item) -> tuple[str, ...]:
-    return (f"{item.kind} {item.what}", item.id, item.state, item.why, item.next)
+    kept = f"; keeps the locks {', '.join(item.locks)}" if item.locks else ""
+    return (f"{item.kind} {item.what}", item.id, item.state, item.why + kept, item.next)
 
 
-def _run_items(store: Any) -> Iterator[Item]:
-    wanted = [*_RUNS, RunState.RUNNING, RunState.COMPENSATING]
-    for run in store.list_runs(states=wanted, limit=_LIMIT):
+def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
+    several = len(store.namespaces()) > 1  # then its id alone may be two runs
+    going_on = [run for run in store.unfinished_runs() if namespace in (None, run.namespace)]
+    for run in (*store.list_runs(states=[*_RUNS], namespace=namespace, limit=_LIMIT), *going_on):
+        if run.completing and run.state is RunState.HELD and (stopped := _stopped(store, run)) is not None:
+            yield stopped
+            continue
         orphaned = None if run.state in _RUNS else _orphaned(store, run)
         why = _RUNS.get(run.state) or orphaned
         if why is not None:
+            show = f"sagaspan show {run.id}" + (f" --namespace {run.namespace}" if several else "")
             yield Item(
-                kind="run",
-                id=run.id,
-                what=run.name,
-                state=run.state,
-                why=_because(why, run),
-                next=RECOVER if orphaned else f"sagaspan show {run.id}",
-            )
+                kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
+                why=why if run.reason is None else f"{why} ({run.reason})", next=RECOVER if orphaned else show,
+                locks=held_by_run(store, run),
+            )  # fmt: skip
 
 
 def _orphaned(store: Any, run: RunRecord) -> str | None:
     """Why a run that says it is going on is not: its process is gone. A dead session has nothing to continue."""
     from sagaspan._saga import token
 
+    if run.owner == NOBODY:
+        what = "what was deferred in it" if run.completing else "its rollback"
+        return f"{what} waits for a process that has the tools"
     verdict, holder = held_by(store, run.owner, token(store, run))
     if run.is_session or verdict is Verdict.ALIVE:
         return None
     if run.state is RunState.COMPENSATING:
         return f"its rollback stopped; it was held by {holder}"
+    if run.completing:
+        return f"it has ended well; it was held by {holder}. Recovery sends what was deferred in it"
     becomes = "undoes it" if run.on_interrupt == "compensate" else "holds it, and the same id goes on"
     return f"it stopped; it was held by {holder}. Recovery {becomes}"
 
 
-def _because(why: str, run: RunRecord) -> str:
-    return why if run.reason is None else f"{why} ({run.reason})"
+def _stopped(store: Any, run: RunRecord) -> Item | None:
+    """A run that has ended well, and at which of its deferred calls sending stopped; None if it is being decided."""
+    from sagaspan._completion import due
+
+    call = next(iter(due(store, run)), None)
+    if call is None or call.state not in (CallState.FAILED, CallState.UNKNOWN, CallState.NEEDS_HUMAN):
+        return None
+    failed = call.state is CallState.FAILED
+    what = "failed, so it was not sent" if failed else "may or may not have been sent"
+    problem = "" if call.error_message is None else f" ({short(call.error_message, 80)})"
+    return Item(
+        kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
+        why=f"has ended well, but its deferred call {call.tool} {what}{problem}",
+        next=("enter it again, or " if failed else "") + next_commands(call)[0], locks=held_by_run(store, run),
+    )  # fmt: skip
 
 
-def _call_items(store: Any) -> Iterator[Item]:
-    for call in store.open_calls(_LIMIT):
-        if call.state is CallState.UNKNOWN and not call.declared_write:
+def _call_items(store: Any, namespace: str | None) -> Iterator[Item]:
+    for call in store.open_calls(_LIMIT, namespace=namespace):
+        locks = held_by_call(store, call)
+        if call.state is CallState.UNKNOWN and not call.declared_write and not locks:
             continue  # in doubt, but nobody has to act on a read
-        abandoned = _abandoned(store, call)
-        why = _CALLS.get(call.state) or abandoned
+        why = _CALLS.get(call.state) or _abandoned(store, call) or _queued(store, call)
         if why is not None:
+            read = call.state is CallState.RUNNING and not call.declared_write
             yield Item(
-                kind="call", id=call.id, what=call.tool, state=call.state,
+                kind="call", id=call.id, namespace=call.namespace, what=call.tool, state=call.state,
                 why=why if call.error_message is None else f"{why}: {short(call.error_message, 80)}",
-                next=RECOVER if abandoned and not call.declared_write else _next(call),
+                next=RECOVER if read else next_commands(call)[0], locks=locks,
             )  # fmt: skip
 
 
-def _next(call: CallRecord) -> str:
-    from sagaspan.cli.calls import resolve_command
-
-    if call.phase is Phase.COMPENSATION or call.state is CallState.COMPENSATION_FAILED:
-        return f"sagaspan show {call.compensates or call.id}"
-    return resolve_command(call.id)
-
-
-def _duplicates(store: Any) -> Iterator[Item]:
+def _incidents(store: Any, namespace: str | None) -> Iterator[Item]:
+    """Effects that are there although a rollback, an agent or a person went by that they are not."""
     from sagaspan._views import Calls
-    from sagaspan.cli.calls import undo_command
 
-    for extra, _ in Calls(store).duplicates(_LIMIT):
+    calls = Calls(store, namespace)
+    found = [(extra, "happened twice; this is the extra effect") for extra, _ in calls.duplicates(_LIMIT)]
+    found += [(call, "was taken for failed, and happened after all; its run is over") for call in calls.late(_LIMIT)]
+    for call, why in found:
         yield Item(
-            kind="call", id=extra.id, what=extra.tool, state=extra.state,
-            why="happened twice; this is the extra effect", next=undo_command(extra),
+            kind="call", id=call.id, namespace=call.namespace, what=call.tool, state=call.state, why=why,
+            next=next_commands(call)[0],
         )  # fmt: skip
+
+
+def _queued(store: Any, call: CallRecord) -> str | None:
+    """Why a call that is to be undone alone is not."""
+    from sagaspan._alone import run_at_rest
+    from sagaspan.ledger.judgement import Judge
+
+    if call.state is not CallState.COMPENSATING or run_at_rest(store, Judge(store), call) is None:
+        return None
+    return f"is to be undone, and waits for a process that has {call.compensate!r}"
 
 
 def _abandoned(store: Any, call: CallRecord) -> str | None:

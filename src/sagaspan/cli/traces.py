@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from sagaspan import semconv
+from sagaspan.cli._found import SHOWN
 from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import console, emit_json, emit_table, say, visible, when
 
@@ -62,6 +63,11 @@ def show_trace(settings: Settings, trace_id: str) -> None:
 
 def synced_index(settings: Settings) -> Any:
     """The index of the trace files, brought up to date; damaged lines are named on standard error."""
+    return sync_index(settings)[0]
+
+
+def sync_index(settings: Settings, *, patience: float | None = None) -> tuple[Any, float]:
+    """As ``synced_index``, with the seconds that others held the index, which may be ``patience`` at most."""
     from sagaspan.index import TraceIndex
 
     if not settings.traces.is_dir():
@@ -72,16 +78,16 @@ def synced_index(settings: Settings) -> Any:
             "or name the folder with --home or SAGASPAN_TRACE_DIR"
         )
     index = TraceIndex(settings.traces)
-    report = index.sync(_progress())
+    report = index.sync(_progress()) if patience is None else index.sync(_progress(), patience=patience)
     for line in report.damaged:
         click.echo(f"Warning: a trace line was left out: {line}", err=True)
-    return index
+    return index, report.waited
 
 
 def matching_traces(settings: Settings, prefix: str) -> list[tuple[str, str]]:
-    """(id, name) of at most ten traces whose id starts with ``prefix``."""
+    """(id, name) of the traces whose id starts with ``prefix``; no more than can be listed, and one."""
     table = synced_index(settings).query(
-        "select trace_id, name from traces where starts_with(trace_id, ?) limit 10", (prefix.lower(),)
+        "select trace_id, name from traces where starts_with(trace_id, ?) limit ?", (prefix.lower(), SHOWN + 1)
     )
     return [(str(trace_id), str(name)) for trace_id, name in table.rows]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -89,9 +90,10 @@ def run_query(
     parameters: Sequence[object],
     *,
     timeout: float,
+    deadline: float,
     max_rows: int | None,
 ) -> Table:
-    """Run a user's SQL for at most ``timeout`` seconds. Raises ``QueryError`` in words that help."""
+    """Run a user's SQL until ``deadline``, ``timeout`` seconds after it was asked. Raises ``QueryError``."""
     duckdb = _duckdb()
     expired = threading.Event()
 
@@ -99,10 +101,11 @@ def run_query(
         expired.set()
         connection.interrupt()
 
-    timer = threading.Timer(timeout, stop)
+    timer = threading.Timer(max(deadline - time.monotonic(), 0.0), stop)
     timer.daemon = True
     timer.start()
     try:
+        _check_single(connection, sql)
         return _fetch(connection.execute(sql, parameters), max_rows)
     except duckdb.InterruptException as error:
         if not expired.is_set():
@@ -117,6 +120,13 @@ def run_query(
         raise QueryError(_explain(connection, error)) from error
     finally:
         timer.cancel()
+
+
+def _check_single(connection: DuckDBPyConnection, sql: str) -> None:
+    """DuckDB runs several statements and gives the result of the last one: the others would be lost in silence."""
+    number = len(connection.extract_statements(sql))
+    if number > 1:
+        raise QueryError(f"there are {number} statements, and one answer has room for one: run them one at a time")
 
 
 def _fetch(result: DuckDBPyConnection | None, max_rows: int | None) -> Table:

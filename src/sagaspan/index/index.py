@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.index.connection import reading, run_query, writing
-from sagaspan.index.lock import locked
+from sagaspan.index.lock import PATIENCE, locked
 from sagaspan.index.sync import BATCH_BYTES, sync_files
 from sagaspan.index.traces import list_traces, one_trace
 
@@ -43,9 +45,9 @@ class TraceIndex:
     ) -> None:
         """Nothing to close: every call closes what it opened."""
 
-    def sync(self, progress: Callable[[int, int], None] | None = None) -> SyncReport:
+    def sync(self, progress: Callable[[int, int], None] | None = None, *, patience: float = PATIENCE) -> SyncReport:
         """Take in every new line of ``*.jsonl``, exactly once. ``progress`` is told (bytes done, bytes to
-        do).
+        do); others may hold the index for ``patience`` seconds.
 
         Raises ``StoreUnavailable`` if the index is damaged or held by others, ``SchemaOutdated`` if a newer
         sagaspan made it.
@@ -54,8 +56,9 @@ class TraceIndex:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnavailable(f"cannot make the folder {self.directory} ({error.strerror})") from error
-        with locked(self._lock), writing(self.path) as connection:
-            return sync_files(connection, self.directory, batch_bytes=self._batch_bytes, progress=progress)
+        with locked(self._lock, patience=patience) as waited, writing(self.path) as connection:
+            report = sync_files(connection, self.directory, batch_bytes=self._batch_bytes, progress=progress)
+        return replace(report, waited=waited)
 
     def query(
         self,
@@ -67,10 +70,12 @@ class TraceIndex:
     ) -> Table:
         """Answer one read-only statement within ``timeout`` seconds, with at most ``max_rows`` rows.
 
-        Raises ``QueryError`` if the SQL is wrong, not allowed or too slow.
+        Waiting for others who hold the index counts. Raises ``QueryError`` if the SQL is wrong, not allowed or too
+        slow.
         """
-        with self._reading() as connection:
-            return run_query(connection, sql, parameters, timeout=timeout, max_rows=max_rows)
+        deadline = time.monotonic() + timeout
+        with self._reading(min(timeout, PATIENCE)) as connection:
+            return run_query(connection, sql, parameters, timeout=timeout, deadline=deadline, max_rows=max_rows)
 
     def traces(
         self,
@@ -101,8 +106,8 @@ class TraceIndex:
             return one_trace(connection, trace_id_prefix)
 
     @contextmanager
-    def _reading(self) -> Iterator[DuckDBPyConnection]:
+    def _reading(self, patience: float = PATIENCE) -> Iterator[DuckDBPyConnection]:
         if not self.path.exists():
             raise StoreUnavailable(f"there is no index of {self.directory} yet: sync first")
-        with locked(self._lock, shared=True), reading(self.path) as connection:
+        with locked(self._lock, shared=True, patience=patience), reading(self.path) as connection:
             yield connection

@@ -21,8 +21,8 @@ _POLL: Final = 0.02  # seconds
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the file lock at ``path``; wait at most ``patience`` seconds for it.
+def locked(path: Path, *, shared: bool = False, patience: float = PATIENCE) -> Iterator[float]:
+    """Hold the file lock at ``path``; wait at most ``patience`` seconds for it. Gives how many it took.
 
     Raises ``StoreUnavailable`` if others keep it longer, or the file cannot be made.
     """
@@ -31,8 +31,9 @@ def locked(path: Path, *, shared: bool = False, patience: float = PATIENCE) -> I
     except OSError as error:
         raise StoreUnavailable(f"cannot open the lock {path} ({error.strerror}); check who may write there") from error
     try:
+        started = time.monotonic()
         _wait(descriptor, path, shared=shared, patience=patience)
-        yield
+        yield time.monotonic() - started
     finally:
         os.close(descriptor)
 

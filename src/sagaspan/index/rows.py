@@ -30,7 +30,7 @@ class DamagedLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
     """What one sync took in: ``files`` with new lines, ``lines`` read, ``spans`` added, ``duplicates`` left
-    out.
+    out; ``waited`` is seconds that others held the index.
     """
 
     files: int
@@ -38,6 +38,7 @@ class SyncReport:
     spans: int
     duplicates: int
     damaged: tuple[DamagedLine, ...]
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ import inspect
 import logging
 import random
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -15,6 +14,7 @@ from typing import Any
 
 from opentelemetry.trace import use_span
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import _spans as spans
 from sagaspan._backends import BodyTimeout
@@ -55,7 +55,7 @@ class _Mark:
     def __init__(self, call: Call, save: Callable[[], None]) -> None:
         self._call = call
         self._save = save
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
         self._sent = False
         self._given_up = False
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from sagaspan.ledger.records import CallRecord, RunRecord
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
 from sagaspan.ledger.store import Store
+
+_ENDED: Final = (RunState.COMPLETED, RunState.FAILED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
+_TO_BE_UNDONE: Final = (CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
 
 
 def family(store: Store, run: RunRecord) -> Iterator[CallRecord]:
@@ -23,3 +27,16 @@ def outermost(store: Store, run: RunRecord) -> RunRecord:
             break
         run = outer
     return run
+
+
+def is_over(store: Store, run: RunRecord) -> bool:
+    """Whether nothing of a run, nor of those nested in it, will go on or be undone any more.
+
+    One that is held, paused or lost its process is not over, nor one of which a step could not be undone yet.
+    """
+    if run.state not in _ENDED:
+        return False
+    calls = store.calls_of(run.namespace, run.id) if run.state is RunState.PARTIALLY_COMPENSATED else []
+    if any(call.state in _TO_BE_UNDONE for call in calls):
+        return False
+    return all(is_over(store, child) for child in store.children_of(run.namespace, run.id))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from sagaspan import _owner as owner
 from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._clock import new_id, now_us
 from sagaspan._context import nothing_in_force
-from sagaspan._probe import Answer, Probe, Unsure, answer_of
+from sagaspan._probe import RESERVED, Answer, Probe, Unsure, answer_of
 from sagaspan.exceptions import NotApplied
 from sagaspan.ledger import resolution, transitions
 from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, call_info
+from sagaspan.ledger.records import UNREADABLE, AuditRow, CallRecord, CallState, RunState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
-from sagaspan.ledger.store import CallChange, Store
-from sagaspan.ledger.transitions import CallEvent
+from sagaspan.ledger.store import CallChange, RunChange, Store
+from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 _log = logging.getLogger("sagaspan")
 PROBE_SECONDS: Final = 30.0
@@ -61,8 +61,10 @@ async def resolve_in_doubt(
 
 
 async def _ask(probe: Probe, record: CallRecord, backend: Backend) -> Answer:
-    arguments = probe.arguments(call_info(record))
-    function = probe.function
+    info, function = call_info(record), probe.function
+    if UNREADABLE in info.args and (probe.takes_all or probe.declared - set(RESERVED)):
+        return Unsure("it asks for the arguments, which cannot be read in the ledger")
+    arguments = probe.arguments(info)
 
     def body() -> Any:
         with nothing_in_force():
@@ -101,6 +103,14 @@ def _record_answer(store: Store, record: CallRecord, answer: Answer, settle: flo
     return store.get_call(record.id) or after  # somebody else may have found out meanwhile
 
 
+def may_still_land(store: Store, judge: Judge, record: CallRecord) -> bool:
+    """Whether a body of a call that runs or is in doubt is running on in a process that lives."""
+    if record.state is CallState.RUNNING:
+        return not judge.is_over(record.owner, record.id)
+    going_on = resolution.going_on(history(store, record), last_is_dead=_ended(record))
+    return any(judge.verdict(actor, body_token(record.id)) is Verdict.ALIVE for actor in going_on)
+
+
 def _ended(record: CallRecord) -> bool:
     """Whether the latest attempt's process is dead, or its body has ended in this one."""
     if owner.is_self(record.owner):
@@ -127,11 +137,30 @@ def record_late_result(
             target, history(store, target), epoch=epoch, given_up=given_up, dedupes=dedupes
         )
         if event is None:
+            _warn_if_undone(target)
             return None
         change = _late_change(target, event, value)
-        if store.commit([change], synced=False):
+        if store.commit([change, *_reopened(store, change.record)], synced=False):
             return change.record
     return None
+
+
+def _reopened(store: Store, call: CallRecord) -> Iterator[RunChange]:
+    """A run that was rolled back without knowing of ``call`` is not wholly undone, nor are those it is nested in."""
+    run = store.get_run(call.namespace, call.run_id) if call.declared_write else None
+    while run is not None and run.state is RunState.COMPENSATED:
+        after, audit = transitions.move_run(run, RunEvent.PARTIALLY_COMPENSATED, now_us(), detail=resolution.LATE)
+        yield RunChange(after, audit, run.version)
+        run = store.get_run(run.namespace, run.parent_id) if run.parent_id else None
+
+
+def _warn_if_undone(target: CallRecord) -> None:
+    if target.empty_safe and target.result_lost == transitions.UNDONE_IN_DOUBT:
+        _log.warning(
+            "call %s of tool %r returned after it was undone in doubt; that is well if it happened before, or if its "
+            "service refused it, as empty_safe=True says. See: sagaspan show %s",
+            target.id, target.tool, target.id,
+        )  # fmt: skip
 
 
 def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange:
@@ -145,6 +174,11 @@ def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange
             target.id, target.tool, extra.id, extra.run_id, extra.id,
         )  # fmt: skip
         return CallChange(extra, audit)
+    if target.state is CallState.FAILED and target.declared_write:
+        _log.error(
+            "call %s of tool %r was taken for failed and happened after all; see: sagaspan show %s",
+            target.id, target.tool, target.id,
+        )  # fmt: skip
     after, audit = transitions.move_call(
         target, event, now, detail=resolution.LATE, actor=actor, **resolution.recorded(value)
     )

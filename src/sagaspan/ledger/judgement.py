@@ -11,13 +11,12 @@ are ever wrong.
 
 from __future__ import annotations
 
-import threading
-import time
 from enum import StrEnum
 from typing import Final
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
-from sagaspan._clock import now_us
+from sagaspan._clock import boot_us, monotonic, now_us
 from sagaspan.ledger.records import LeaseRecord
 from sagaspan.ledger.store import Store
 
@@ -48,7 +47,7 @@ class Judge:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._watched: dict[str, tuple[int, float]] = {}
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
 
     def verdict(self, holder: str, token: str) -> Verdict:
         """What is known of the ``holder`` of ``token`` (a call's id, or a run's token). Raises ``StoreUnavailable``."""
@@ -76,15 +75,10 @@ class Judge:
         return max(self._seconds_to_watch(lease), 0.0)
 
     def _seconds_to_watch(self, lease: LeaseRecord) -> float:
-        now = time.monotonic()
+        now = monotonic()
         with self._lock:
             beats, since = self._watched.get(lease.owner, (0, now))
             if beats != lease.beats:
                 since = now
                 self._watched[lease.owner] = lease.beats, since
         return since + lease.ttl_us / 1e6 * _WATCH - now
-
-
-def boot_us() -> int:
-    """Microseconds on the clock that every process of this boot shares and nobody sets."""
-    return time.monotonic_ns() // 1000

@@ -9,20 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Final
 
+from sagaspan import _clock as clock
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
-from sagaspan._clock import now_us
+from sagaspan._clock import boot_us, monotonic, now_us
 from sagaspan.exceptions import ConfigurationError, StoreError
-from sagaspan.ledger.judgement import boot_us
 from sagaspan.ledger.records import LeaseRecord
 from sagaspan.ledger.store import Store
 
 _log = logging.getLogger("sagaspan")
 VARIABLE: Final = "SAGASPAN_LEASE_SECONDS"
+THREAD: Final = "sagaspan-lease"
+"""The name of the thread that renews."""
+
 LEASE_SECONDS: Final = 30.0
 HURRY_SECONDS: Final = 1.0
 """How soon what could not be settled is tried again."""
@@ -44,13 +47,12 @@ class Lease:
         self.seconds = _seconds()
         self._store = store
         self._fresh_until = 0.0
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
         self._known = False
         _all.add(self)
 
     def begin_again(self) -> None:
         """A forked child is another owner: it has no lease and nothing to settle."""
-        self._lock = threading.Lock()
         self._fresh_until = 0.0
         self._known = self.behind = False
         for forget in self.forked:
@@ -63,15 +65,15 @@ class Lease:
 
     def cover(self) -> None:
         """Answer for what this process holds; the lease is on disk when this returns. Raises ``StoreUnavailable``."""
-        if time.monotonic() >= self._fresh_until:
+        if monotonic() >= self._fresh_until:
             with self._lock:
                 self._renew()
-            _keeper.watch(self)
+            _watch(self)
 
     def hurry(self) -> None:
         """Something could not be settled: try again soon."""
         self.behind = True
-        _keeper.watch(self)
+        _watch(self)
 
     def beat(self) -> None:
         """Renew, and settle what is left; never raises."""
@@ -90,6 +92,10 @@ class Lease:
         """Nothing is open: let the next claim renew first."""
         self._fresh_until = 0.0
 
+    def is_on(self, store: Store) -> bool:
+        """Whether this is the lease on ``store``."""
+        return self._store is store
+
     def release(self) -> None:
         """Answer for nothing more; when this returns, the store is not used from here again."""
         _keeper.forget(self)
@@ -97,7 +103,7 @@ class Lease:
             self.lapse()
 
     def _renew(self) -> None:
-        started, ttl_us = time.monotonic(), round(self.seconds * 1e6)
+        started, ttl_us = monotonic(), round(self.seconds * 1e6)
         now, boot = now_us(), boot_us()
         if not self._known:
             self._store.forget_leases(now - _FORGET_US)
@@ -118,8 +124,6 @@ class _Keeper:
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._hooked = False
 
     def watch(self, lease: Lease) -> None:
         """Renew ``lease`` from now on."""
@@ -139,13 +143,9 @@ class _Keeper:
             self._changed.notify_all()
 
     def _start(self) -> None:
-        if self._thread is not None or self._stopping:
+        if self._thread is not None:
             return
-        if not self._hooked and hasattr(os, "register_at_fork"):
-            # Registered late, so that it comes before the hooks of the stores: this thread must not wait for theirs.
-            self._hooked = True
-            os.register_at_fork(before=self._stop, after_in_parent=self._go_on)
-        thread = threading.Thread(target=self._keep, name="sagaspan-lease", daemon=True)
+        thread = threading.Thread(target=self._keep, name=THREAD, daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the interpreter is shutting down; what is claimed now has a lease of its own
@@ -160,11 +160,11 @@ class _Keeper:
     def _wait(self) -> list[Lease]:
         """Wait for the next beat; empty if nothing is open any more, and this thread ends."""
         with self._changed:
-            due = time.monotonic() + min((lease.pause for lease in self._leases), default=0.0)
-            while (left := due - time.monotonic()) > 0 and self._leases and not self._stopping:
+            due = monotonic() + min((lease.pause for lease in self._leases), default=0.0)
+            while (left := due - monotonic()) > 0 and self._leases:
                 self._changed.wait(left)
-                due = min(due, time.monotonic() + min((lease.pause for lease in self._leases), default=0.0))
-            if self._stopping or self._nothing_open():
+                due = min(due, monotonic() + min((lease.pause for lease in self._leases), default=0.0))
+            if self._nothing_open():
                 self._thread = None
                 return []
             return list(self._leases)
@@ -180,34 +180,39 @@ class _Keeper:
         self._leases.clear()
         return True
 
-    # -- around a fork: a child has none of its parent's threads, and must not inherit what they were holding --------
-
-    def _stop(self) -> None:
-        with self._changed:
-            thread, self._stopping = self._thread, True
-            self._changed.notify_all()
-        if thread is not None:
-            thread.join(HURRY_SECONDS)
-
-    def _go_on(self) -> None:
-        with self._changed:
-            self._stopping = False
-            if self._leases:
-                self._start()
-
     def begin_again(self) -> None:
         """A forked child watches nothing yet."""
         self._leases = set()
         self._changed = threading.Condition()
         self._thread = None
-        self._stopping = False
         for lease in _all:
             lease.begin_again()
 
 
 _keeper: Final = _Keeper()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keeper.begin_again)
+
+
+def _watch(lease: Lease) -> None:
+    # A process that is only played, or time that stands still, has no background: there who works longer than the
+    # lease is one that was stopped.
+    if clock.is_real() and not owner.is_played():
+        _keeper.watch(lease)
+
+
+def release_all_on(store: Store) -> None:
+    """Answer for nothing more on ``store``: its files may go."""
+    for lease in list(_all):
+        if lease.is_on(store):
+            lease.release()
+
+
+def lapse_all() -> None:
+    """Another clock is read from now on: let the next claim on each ledger renew first."""
+    for lease in list(_all):
+        lease.lapse()
+
+
+fork.hooks(in_child=_keeper.begin_again)
 
 
 def _seconds() -> float:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._call import Call, Result
-from sagaspan._clock import now_us
+from sagaspan._clock import monotonic, now_us
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, error_type, traceparent_of
 from sagaspan.exceptions import (
     ApprovalDenied,
     CallInProgress,
+    ConfigurationError,
     KeyConflict,
     LoopDetected,
     OutcomeUnknown,
@@ -44,15 +45,25 @@ from sagaspan.ledger.in_doubt import (
 )
 from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.leases import Lease
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
-from sagaspan.ledger.resolution import BODY_ENDED, BODY_RUNS, IN_DOUBT, MARKS, PERMITTED, RESENT, permitted
-from sagaspan.ledger.store import CallChange, Store
+from sagaspan.ledger.locks import holder_of, in_order, taking, wait_for
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.resolution import (
+    BODY_ENDED,
+    BODY_RUNS,
+    IN_DOUBT,
+    MARKS,
+    PERMITTED,
+    RESENT,
+    first_sent_us,
+    permitted,
+)
+from sagaspan.ledger.store import CallChange, Change, Commit, LockChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
 
 _log = logging.getLogger("sagaspan")
 JOIN_SECONDS: Final = 30.0
-_ONCE: Final = Retry()
+ONCE: Final = Retry()
 _CANCELLED: Final = "cancelled before the body"
 _ENDINGS: Final = {
     CallState.DONE: CallEvent.SUCCEED,
@@ -69,19 +80,42 @@ class Ledger:
         self._find_probe = find_probe
         self._judge = judge
         self._lease = lease
-        self._begin()
-        lease.settle = self.settle_leftovers
-        lease.forked.append(self._begin)
-
-    def _begin(self) -> None:
-        """Start with nothing to settle; so does a forked child."""
         self._unsettled: dict[str, tuple[CallChange, Ended]] = {}
-        self._lock = threading.Lock()
+        self._lock = fork.new_lock()
+        lease.settle = self.settle_leftovers
+        lease.forked.append(self._unsettled.clear)
 
     async def __call__(self, call: Call) -> Result:
-        """Claim, run and settle ``call``, or answer it from its record."""
+        """Claim, run and settle ``call``, or schedule it if it is deferred, or answer it from its record."""
         claimed = await self._claim(call)
-        return claimed if isinstance(claimed, Result) else await self._run(*claimed)
+        if isinstance(claimed, Result):
+            return claimed
+        if claimed[1].record.state is CallState.SCHEDULED:
+            owner.drop(claimed[1].record.id)  # from here on it is its run's
+            return scheduled(claimed[1].record)
+        return await self._run(*claimed)
+
+    async def send(self, call: Call) -> Result:
+        """Claim, run and settle the deferred ``call.scheduled``, or say what became of it meanwhile.
+
+        Raises ``OutcomeUnknown`` if it may have been sent before a crash and nobody knows, ``RunClosed`` if another
+        worker has the run now.
+        """
+        record = call.scheduled
+        assert record is not None  # noqa: S101 - that is what a sending call is
+        while True:
+            record = await call.io(self._reload, record)
+            if record.state is CallState.RUNNING:
+                record, _ = await self._await_owner(call, record)
+            if record.state in IN_DOUBT:
+                record = await self.resolve(record, call.tool.probe, call.backend)
+            if record.state not in (CallState.SCHEDULED, CallState.FAILED, *IN_DOUBT):
+                return Result(state=record.state, outcome=semconv.OUTCOME_REPLAYED, record=record)
+            in_doubt = record.state in IN_DOUBT
+            again = await self._again_in_doubt(call, record) if in_doubt else _Again(record, _marks(call))
+            claimed = await self._claim_scheduled(call, again)
+            if claimed is not None:
+                return await self._run(*claimed)
 
     async def resolve(self, record: CallRecord, probe: Probe | None, backend: Backend) -> CallRecord:
         """Find out about a call in doubt; see ``resolve_in_doubt``."""
@@ -111,7 +145,9 @@ class Ledger:
     # -- claim ---------------------------------------------------------------------------------------------
 
     async def _claim(self, call: Call) -> tuple[Call, _Claim] | Result:
-        record, audit = transitions.open_call(_new_record(call), _marks(call))
+        if call.declared.locks:
+            call = in_order(call)
+        record, audit = transitions.open_call(new_record(call), None if call.tool.policy.defer else _marks(call))
         if await self._commit_claim(call, [CallChange(record, audit, claims=True, run_epoch=call.run.epoch)]):
             return call, _Claim(record)
         while True:
@@ -133,26 +169,34 @@ class Ledger:
             call = replace(
                 call, id=existing.id, generation=existing.generation, idempotency_key=existing.idempotency_key
             )
-            record, audit = transitions.claim_again(
-                existing,
-                owner=owner.this_process(),
-                now_us=now_us(),
-                traceparent=traceparent_of(call.span),
-                detail=again.why,
-            )
+            record, audit = _taken_again(call, again)
             changes = [CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch)]
         else:
             call = _next_generation(call, existing)
             handed_over = in_doubt and not call.tool.policy.rerunnable
             event = CallEvent.HAND_OVER if handed_over else CallEvent.SUPERSEDE
             freed, freed_audit = transitions.supersede(existing, now_us(), event, detail=again.why)
-            record = _new_record(call)
+            record = new_record(call)
             if in_doubt:  # the service may have seen the key since then
                 record = replace(record, created_us=existing.created_us)
-            record, audit = transitions.open_call(record, again.why)
+            record, audit = transitions.open_call(record, None if call.tool.policy.defer else again.why)
             fresh = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
             changes = [CallChange(freed, freed_audit, existing.version), fresh]
         if await self._commit_claim(call, changes, in_doubt=in_doubt):
+            return call, _Claim(record, in_doubt=in_doubt)
+        await self._check_open(call)
+        return None
+
+    async def _claim_scheduled(self, call: Call, again: _Again) -> tuple[Call, _Claim] | None:
+        """Claim a deferred call for the run that sends it; None if somebody else was faster. Raises ``RunClosed``."""
+        existing = again.record
+        in_doubt = existing.state in IN_DOUBT
+        record, audit = transitions.claim_again(
+            existing, owner=owner.this_process(), now_us=now_us(), traceparent=traceparent_of(call.span),
+            detail=again.why, scheduled_seq=existing.place, locks=existing.locks,
+        )  # fmt: skip
+        change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch, run_id=call.run.id)
+        if await self._commit_claim(call, [change], in_doubt=in_doubt):
             return call, _Claim(record, in_doubt=in_doubt)
         await self._check_open(call)
         return None
@@ -163,10 +207,30 @@ class Ledger:
             raise _closed(call)
 
     async def _commit_claim(self, call: Call, changes: list[CallChange], *, in_doubt: bool = False) -> bool:
-        """Claim the call of the last change; it is held from before it is on disk until ``_run`` lets it go."""
+        """Claim the call of the last change with the locks it needs; False if its record is not as it was.
+
+        Raises ``LockConflict`` if another one keeps a lock for longer than ``lock_wait``.
+        """
         if self._unsettled:
             await call.io(self.settle_leftovers)
-        record, claimed = changes[-1].record, False
+        record = changes[-1].record
+        if not call.declared.locks:
+            return bool(await self._commit_held(call, record, changes, in_doubt))
+        deadline = monotonic() + (call.tool.policy.lock_wait or 0.0)
+        while True:
+            locks = await call.io(self._locks_for, call)
+            # The locks come last: where the record itself answers the call, none is needed.
+            commit = await self._commit_held(call, record, [*changes, *locks], in_doubt)
+            if not isinstance(commit.refused, LockChange):
+                return bool(commit)
+            await wait_for(self._store, call, deadline)
+
+    def _locks_for(self, call: Call) -> list[LockChange]:
+        return taking(self._store, call.declared.locks, holder_of(self._store, call))
+
+    async def _commit_held(self, call: Call, record: CallRecord, changes: Sequence[Change], in_doubt: bool) -> Commit:
+        """Commit the claim of ``record``; it is held from before it is on disk until ``_run`` lets it go."""
+        claimed = False
         owner.hold(record.id)
         try:
             finished = await call.shielded(self._commit_covered, changes)
@@ -174,19 +238,22 @@ class Ledger:
                 if finished.value:  # claimed, but the body never started: that is proof
                     await call.shielded(self._release, record, in_doubt)
                 raise finished.interrupted
-            claimed = finished.value
+            claimed = bool(finished.value)
         finally:
             if not claimed:
                 owner.drop(record.id)
-        return claimed
+        return finished.value
 
-    def _commit_covered(self, changes: list[CallChange]) -> bool:
+    def _commit_covered(self, changes: Sequence[Change]) -> Commit:
         self._lease.cover()
         return self._store.commit(changes, synced=True)
 
     def _release(self, record: CallRecord, in_doubt: bool) -> None:
-        event = CallEvent.LOSE if in_doubt else CallEvent.FAIL
-        after, audit = transitions.move_call(record, event, now_us(), detail=BODY_ENDED if in_doubt else _CANCELLED)
+        if record.state is CallState.SCHEDULED:
+            after, audit = transitions.drop(record, now_us(), why=_CANCELLED)
+        else:
+            event = CallEvent.LOSE if in_doubt else CallEvent.FAIL
+            after, audit = transitions.move_call(record, event, now_us(), detail=BODY_ENDED if in_doubt else _CANCELLED)
         self._store.commit([CallChange(after, audit, record.version)], synced=False)
 
     async def _check_resolved(self, call: Call) -> None:
@@ -219,6 +286,10 @@ class Ledger:
                 "nothing ran. Use a new key, or the same arguments",
                 call=call_info(record),
             )
+        if call.tool.policy.defer or record.state is CallState.SCHEDULED:
+            standing = await self._standing(call, record)
+            if standing is not None:
+                return standing
         if record.state is CallState.RUNNING:
             record, outcome = await self._await_owner(call, record)
         else:
@@ -228,17 +299,52 @@ class Ledger:
         if record.state is CallState.DONE:
             return _replayed(call, record, outcome)
         if record.state in IN_DOUBT:
-            return await self._again_in_doubt(call, record)
+            return await self._again_in_doubt(call, record, scheduling=call.tool.policy.defer)
         return _claimable(call, record)
 
-    async def _again_in_doubt(self, call: Call, record: CallRecord) -> _Again:
-        """A call in doubt runs again only where that is harmless, or where a person permitted it."""
-        if call.tool.policy.rerunnable:
+    async def _standing(self, call: Call, record: CallRecord) -> Result | None:
+        """What a deferred call is answered that stands as scheduled, or was sent, in this run or one it is nested in.
+
+        None: it is to be judged like any other. Raises ``CallInProgress`` if another run has scheduled it, and may yet
+        drop it.
+        """
+        ours = await call.io(self._is_ours, call.run, record)
+        if record.state is CallState.SCHEDULED and not (ours and call.tool.policy.defer):
+            if record.run_id == call.run.id:  # it is not deferred any more
+                return None
+            raise CallInProgress(
+                f"tool {call.tool.name!r}: the call {record.id} of the run {record.run_id!r} is scheduled under this "
+                "key, and sent when that run completes; try again when it has",
+                call=call_info(record),
+            )
+        if not ours:
+            return None
+        if record.state in IN_DOUBT:
+            record = await self.resolve(record, call.tool.probe, call.backend)
+        if record.state in IN_DOUBT and not call.replaying:
+            await self._again_in_doubt(call, record)  # raises, unless it may be sent again
+        standing = (CallState.SCHEDULED, CallState.RUNNING, CallState.DONE, *IN_DOUBT)
+        return _scheduled_before(call, record) if call.replaying or record.state in standing else None
+
+    def _is_ours(self, run: RunRecord, record: CallRecord) -> bool:
+        """Whether a call is of this run, or of one that ends with it."""
+        if record.run_id == run.id:
+            return True
+        other = self._store.get_run(record.namespace, record.run_id)
+        return other is not None and outermost(self._store, other).id == outermost(self._store, run).id
+
+    async def _again_in_doubt(self, call: Call, record: CallRecord, *, scheduling: bool = False) -> _Again:
+        """A call in doubt runs again only where that is harmless, or where a person permitted it.
+
+        ``scheduling``: not now, but at a time that nobody knows, so that neither holds then.
+        """
+        policy = call.tool.policy
+        if policy.rerunnable:
             return _Again(record)
-        if call.tool.policy.may_resend(record.created_us, now_us()):
-            return _Again(record, RESENT)
         rows = await call.io(history, self._store, record)
-        if permitted(rows):
+        if not scheduling and policy.may_resend(first_sent_us(record, rows), now_us()):
+            return _Again(record, RESENT)
+        if not scheduling and permitted(rows):
             return _Again(record, PERMITTED)
         why = rows[-1].detail if rows else None
         raise OutcomeUnknown(
@@ -255,13 +361,13 @@ class Ledger:
                 "give it a key= that differs, or repeat='new'",
                 signature=call.key.value, count=1, call=call_info(record),
             )  # fmt: skip
-        deadline = time.monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
+        deadline = monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
         pause = 0.005
         while record.state is CallState.RUNNING:
             verdict = await call.io(self._judge.verdict, record.owner, record.id)
             if verdict is not Verdict.ALIVE:
                 return await call.io(self._declare_lost, record, verdict), semconv.OUTCOME_REPLAYED
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise CallInProgress(
                     f"tool {call.tool.name!r}: call {record.id} is still running elsewhere ({record.owner}); "
                     "try again when it has ended",
@@ -284,6 +390,8 @@ class Ledger:
         record = claim.record
 
         async def next_attempt() -> None:
+            if not owner.is_self(record.owner):
+                raise _fenced(call, record)
             after, audit = transitions.move_call(
                 claim.record, CallEvent.ATTEMPT, now_us(), attempts=claim.record.attempts + 1
             )
@@ -292,7 +400,7 @@ class Ledger:
             claim.record = after
 
         try:
-            retry = call.tool.policy.retry or _ONCE
+            retry = call.tool.policy.retry or ONCE
             dedupes = call.tool.policy.downstream_dedupes_for is not None
             ended = await run_attempts(
                 call,
@@ -301,7 +409,7 @@ class Ledger:
                 late=self._late(claim, dedupes),
                 gone=self._gone(claim),
                 save_mark=lambda: self._save_mark(call, claim),
-                history=History(first_us=record.created_us, in_doubt=claim.in_doubt),
+                history=History(first_us=await self._first_sent_us(call, record), in_doubt=claim.in_doubt),
             )
             finished = await call.shielded(self._settle, claim, ended)
         finally:
@@ -318,14 +426,24 @@ class Ledger:
             record=finished.value,
         )
 
+    async def _first_sent_us(self, call: Call, record: CallRecord) -> int:
+        """When the service may first have seen the key; what was scheduled long ago is sent only now."""
+        if record.scheduled_seq is None:
+            return record.created_us
+        if record.epoch == 1:
+            return record.started_us
+        return first_sent_us(record, await call.io(history, self._store, record))
+
     def _settle(self, claim: _Claim, ended: Ended) -> CallRecord:
         record = claim.record
+        if not owner.is_self(record.owner):  # forked inside the body: its end is for the parent to record
+            return record
         after, audit = transitions.move_call(
             record,
             _ENDINGS[ended.state],
             now_us(),
             detail=_how(record, ended),
-            **_outcome(ended),
+            **outcome(ended),
         )
         change = CallChange(after, audit, record.version)
         try:
@@ -342,6 +460,11 @@ class Ledger:
 
     def _save_mark(self, call: Call, claim: _Claim) -> None:
         """The second mark, on disk before the request is sent; raises if the call was taken over."""
+        if not owner.is_self(claim.record.owner):
+            raise ConfigurationError(
+                f"tool {call.tool.name!r}: sending() was called in a process that was forked inside its body; call it "
+                "before the fork"
+            )
         after, audit = transitions.move_call(claim.record, CallEvent.SENDING, now_us())
         if not self._store.commit([CallChange(after, audit, claim.record.version)], synced=True):
             raise _fenced(call, claim.record)
@@ -423,9 +546,11 @@ class _Claim:
         return kept
 
 
-def _new_record(call: Call) -> CallRecord:
+def new_record(call: Call) -> CallRecord:
+    """The record of a call as it is claimed."""
     now = now_us()
     policy, compensation = call.tool.policy, call.declared.compensation
+    waits = policy.defer
     return CallRecord(
         id=call.id,
         namespace=call.run.namespace,
@@ -438,18 +563,37 @@ def _new_record(call: Call) -> CallRecord:
         fingerprint=call.key.fingerprint,
         run_id=call.run.id,
         parent_id=call.ancestors[-1] if call.ancestors else None,
-        state=CallState.RUNNING,
+        state=CallState.SCHEDULED if waits else CallState.RUNNING,
         effect=policy.effect,
         declared_write=policy.declared_write,
         arguments=call.encoded,
         compensate=None if compensation is None else compensation.name,
+        empty_safe=policy.empty_safe,
+        locks=_lock_names(call),
         tool_call_id=call.tool_call_id,
         owner=owner.this_process(),
-        attempts=1,
+        epoch=0 if waits else 1,
+        attempts=0 if waits else 1,
         traceparent=traceparent_of(call.span),
         created_us=now,
         started_us=now,
     )
+
+
+def _lock_names(call: Call) -> str | None:
+    """The locks a call takes, as recorded: what undoes it later takes them again."""
+    return "\n".join(call.declared.locks) or None
+
+
+def _taken_again(call: Call, again: _Again) -> tuple[CallRecord, AuditRow]:
+    """A record of this run that may run again: claimed by this call, or scheduled if it is deferred."""
+    who: dict[str, Any] = {
+        "owner": owner.this_process(), "now_us": now_us(), "traceparent": traceparent_of(call.span),
+        "locks": _lock_names(call),
+    }  # fmt: skip
+    if call.tool.policy.defer:
+        return transitions.schedule_again(again.record, **who)
+    return transitions.claim_again(again.record, detail=again.why, **who)
 
 
 def _next_generation(call: Call, existing: CallRecord) -> Call:
@@ -459,7 +603,8 @@ def _next_generation(call: Call, existing: CallRecord) -> Call:
     return replace(call, generation=generation, idempotency_key=key)
 
 
-def _outcome(ended: Ended) -> dict[str, Any]:
+def outcome(ended: Ended) -> dict[str, Any]:
+    """The columns of a record whose body ended so."""
     if ended.error is not None:
         return {"error_type": error_type(ended.error), "error_message": error_message(ended.error)}
     try:
@@ -469,14 +614,38 @@ def _outcome(ended: Ended) -> dict[str, Any]:
         return {"result": None, "result_lost": str(problem)}
 
 
-def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
+def scheduled(record: CallRecord) -> Result:
+    """The answer to a deferred call: data, also for a model."""
+    when = "It is sent when the run completes, and not at all if the run fails; what it returns is not known before."
+    answer = {"status": str(CallState.SCHEDULED), "record": record.id, "tool": record.tool, "message": when}
+    return Result(value=answer, state=record.state, outcome=semconv.OUTCOME_SCHEDULED, record=record)
+
+
+def _scheduled_before(call: Call, record: CallRecord) -> Result:
+    _check_asked(call, record, "scheduled")
+    if call.occurrence > 0:
+        _log.warning(
+            "tool %r was already scheduled with these arguments, so it is sent once (repeat='new' sends it again)",
+            record.tool,
+        )
+    return scheduled(record)
+
+
+def _check_asked(call: Call, record: CallRecord, done: str) -> None:
     if call.tool.policy.repeat_rule == "ask" and call.occurrence > 0:
         raise ApprovalDenied(
-            f"tool {call.tool.name!r} is irreversible and was already done with these arguments (call "
-            f"{record.id}); nobody "
-            "was asked about doing it again. Declare repeat='dedupe' or 'new', or a key=",
+            f"tool {call.tool.name!r} is irreversible and was already {done} with these arguments (call "
+            f"{record.id}); nobody was asked about doing it again. Declare repeat='dedupe' or 'new', or a key=",
             call=call_info(record),
         )
+
+
+def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
+    _check_asked(call, record, "done")
+    if call.tool.policy.defer:  # of another run, under the same business key
+        said = "It was done before, under the same key; nothing is scheduled."
+        answer = {"status": str(CallState.DONE), "record": record.id, "tool": record.tool, "message": said}
+        return Result(value=answer, state=record.state, outcome=outcome, record=record)
     if record.result_lost is not None:
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} is done and is not run again, but its result was not recorded: "
@@ -490,14 +659,24 @@ def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
             "(repeat='new' runs it again)",
             record.tool, call_info(record).ended,
         )  # fmt: skip
-    value = None if record.result is None else codecs.decode(record.result)
-    return Result(value=value, state=record.state, outcome=outcome, record=record)
+    return Result(value=_recorded_value(call, record), state=record.state, outcome=outcome, record=record)
+
+
+def _recorded_value(call: Call, record: CallRecord) -> Any:
+    try:
+        return None if record.result is None else codecs.decode(record.result)
+    except codecs.Undecodable as problem:
+        raise OutcomeUnknown(
+            f"tool {call.tool.name!r} is done and is not run again, but its recorded result cannot be read: {problem}. "
+            f"See: sagaspan show {record.id}",
+            call=call_info(record), tool_ran="yes",
+        ) from problem  # fmt: skip
 
 
 def _claimable(call: Call, record: CallRecord) -> _Again:
     """Why a call that is over may be run (again) by this one; raises otherwise."""
     undone = record.state is CallState.COMPENSATED and call.key.source is KeySource.BUSINESS
-    if record.state is CallState.FAILED or undone:
+    if record.state in (CallState.FAILED, CallState.REFUSED) or undone:
         return _Again(record, _marks(call))
     raise RunClosed(
         f"tool {call.tool.name!r}: its call {record.id} is {record.state}; a call that was undone is not run again in "

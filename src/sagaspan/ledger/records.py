@@ -1,7 +1,7 @@
-"""The ledger's frozen records: a run, a call, an audit row; and how users see them.
+"""The ledger's frozen records: a run, a call, a lock, an audit row; and how users see them.
 
 Times are integer microseconds since the epoch (UTC) inside, aware ``datetime`` outside. ``arguments``, ``result``,
-``input`` and ``output`` are encoded texts (``sagaspan.codecs``).
+``input`` and ``output`` are encoded texts (``sagaspan.codecs``), ``locks`` are names, one a line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from sagaspan import codecs
 
 SESSION: Final = "session"
 """The name of the run that calls outside any run share, and what stands where another run's input is fingerprinted."""
+UNREADABLE: Final = ""
+"""Under which name ``CallInfo.args`` holds what stands for arguments that cannot be read."""
 
 
 class CallState(StrEnum):
@@ -55,7 +57,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """One call: unique by (namespace, scope, tool, key). ``version`` counts writes, ``epoch`` counts owners."""
+    """One call: unique by (namespace, scope, tool, key). ``version`` counts writes, ``epoch`` counts owners.
+
+    ``claim_seq`` is its place in the order in which calls were claimed. A deferred call takes a place when it is
+    scheduled, and a new one when it is sent; ``scheduled_seq`` keeps the first of them from then on.
+    """
 
     id: str
     namespace: str
@@ -79,21 +85,32 @@ class CallRecord:
     error_type: str | None = None
     error_message: str | None = None
     compensate: str | None = None
+    empty_safe: bool = False
+    locks: str | None = None
     tool_call_id: str | None = None
     owner: str
     epoch: int = 1
     attempts: int = 0
     version: int = 1
     claim_seq: int = 0
+    scheduled_seq: int | None = None
     traceparent: str | None = None
     created_us: int
     started_us: int
     ended_us: int | None = None
 
+    @property
+    def place(self) -> int:
+        """Where the call was asked for, in the order of claims: what a ``commit()`` after it covers."""
+        return self.claim_seq if self.scheduled_seq is None else self.scheduled_seq
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run: unique by (namespace, id). ``generation`` counts reopenings, ``committed_seq`` marks ``commit()``."""
+    """One run: unique by (namespace, id). ``generation`` counts reopenings, ``committed_seq`` marks ``commit()``.
+
+    ``completing``: its block has ended well, for good; what is left is to send what was deferred.
+    """
 
     namespace: str
     id: str
@@ -113,6 +130,7 @@ class RunRecord:
     on_interrupt: str = "hold"
     generation: int = 0
     committed_seq: int = 0
+    completing: bool = False
     owner: str
     epoch: int = 1
     version: int = 1
@@ -125,6 +143,11 @@ class RunRecord:
     def is_session(self) -> bool:
         """Whether these are the calls outside any run (a user may call a run of his own "session")."""
         return self.input_fingerprint == SESSION
+
+    @property
+    def on_record(self) -> bool:
+        """Whether the ledger knows this run; with ``fail_open`` one may be entered while the store is down."""
+        return self.version > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +181,26 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockRecord:
+    """Who took a semantic lock last: a run, or a call outside any run (``call_id``). ``version`` counts takings.
+
+    It is held until that run or call is over; nothing is written then.
+    """
+
+    namespace: str
+    name: str
+    run_id: str
+    call_id: str | None = None
+    taken_us: int
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallInfo:
-    """A call as users see it. ``result`` and ``args`` are what was recorded (see ``sagaspan.codecs``)."""
+    """A call as users see it. ``result`` and ``args`` are what was recorded (see ``sagaspan.codecs``).
+
+    What is recorded but cannot be read is a ``codecs.Unreadable``; of arguments it stands under the name ``""``.
+    """
 
     id: str
     tool: str
@@ -177,17 +218,23 @@ class CallInfo:
     effect: str | None
     idempotency_key: str
     key: str
+    locks: tuple[str, ...]
     tool_call_id: str | None
     traceparent: str | None
     owner: str
     started: dt.datetime
     ended: dt.datetime | None
     version: int
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """A run as users see it; ``calls`` are in the order they were claimed, compensations among them."""
+    """A run as users see it; ``calls`` are in the order they were claimed, compensations among them.
+
+    ``locks``: the semantic locks it holds, also for the runs nested in it.
+    ``completing``: its block has ended well, and what was deferred is being sent, or still to be.
+    """
 
     id: str
     name: str
@@ -203,17 +250,23 @@ class RunInfo:
     input: Any
     output: Any
     on_interrupt: str
+    completing: bool
     reopened: int
     traceparent: str | None
     owner: str
     started: dt.datetime
     ended: dt.datetime | None
+    namespace: str
+    locks: tuple[str, ...] = ()
     calls: tuple[CallInfo, ...] = field(default=(), repr=False)
 
 
+_LAST_US: Final = 253_370_764_800_000_000  # the year 9999
+
+
 def moment(microseconds: int) -> dt.datetime:
-    """An aware UTC ``datetime`` of microseconds since the epoch."""
-    return dt.datetime.fromtimestamp(microseconds / 1e6, tz=dt.UTC)
+    """An aware UTC ``datetime`` of microseconds since the epoch; a time that no calendar has is the nearest it has."""
+    return dt.datetime.fromtimestamp(min(max(microseconds, 0), _LAST_US) / 1e6, tz=dt.UTC)
 
 
 def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
@@ -222,8 +275,8 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         id=record.id,
         tool=record.tool,
         state=record.state,
-        args=codecs.decode(record.arguments),
-        result=None if record.result is None else codecs.decode(record.result),
+        args=_arguments(record.arguments),
+        result=None if record.result is None else codecs.shown(record.result),
         result_lost=record.result_lost,
         error=_error(record.error_type, record.error_message),
         attempts=record.attempts,
@@ -235,16 +288,23 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         effect=record.effect,
         idempotency_key=record.idempotency_key,
         key=record.key,
+        locks=names_of(record.locks),
         tool_call_id=record.tool_call_id,
         traceparent=record.traceparent,
         owner=record.owner,
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
         version=record.version,
+        namespace=record.namespace,
     )
 
 
-def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = ()) -> RunInfo:
+def names_of(locks: str | None) -> tuple[str, ...]:
+    """The names of the locks that a call took, in order."""
+    return tuple(locks.split("\n")) if locks else ()
+
+
+def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = (), locks: tuple[str, ...] = ()) -> RunInfo:
     """The user's view of a run record."""
     return RunInfo(
         id=record.id,
@@ -257,17 +317,27 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = ()) -> RunInfo:
         user=record.user,
         tenant=record.tenant,
         agent=record.agent,
-        tags=codecs.decode(record.tags),
-        input=None if record.input is None else codecs.decode(record.input),
-        output=None if record.output is None else codecs.decode(record.output),
+        tags=_arguments(record.tags),
+        input=None if record.input is None else codecs.shown(record.input),
+        output=None if record.output is None else codecs.shown(record.output),
         on_interrupt=record.on_interrupt,
+        completing=record.completing,
         reopened=record.generation,
         traceparent=record.traceparent,
         owner=record.owner,
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
+        namespace=record.namespace,
+        locks=locks,
         calls=calls,
     )
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    value = codecs.shown(text)
+    if isinstance(value, dict):
+        return value
+    return {UNREADABLE: value if isinstance(value, codecs.Unreadable) else codecs.Unreadable("<no arguments>")}
 
 
 def _error(kind: str | None, message: str | None) -> str | None:

@@ -37,6 +37,11 @@ LATE: Final = "late result"
 _NOBODY_SAID: Final = "nobody said what it returned"
 
 
+def happened_after_all(rows: Sequence[AuditRow]) -> bool:
+    """Whether a call was taken for failed and its late result is the last that is known of it."""
+    return bool(rows) and rows[-1].event == CallEvent.SUCCEED and rows[-1].from_state == CallState.FAILED
+
+
 class Resolution(StrEnum):
     """What a person can say of a call."""
 
@@ -64,18 +69,30 @@ def not_sent(rows: Sequence[AuditRow]) -> bool:
         if row.event == CallEvent.SENDING:
             return False
         if row.event == CallEvent.CLAIM:
-            return row.detail == MARKS and row.from_state in (None, CallState.FAILED)
+            return row.detail == MARKS and row.from_state in (None, CallState.FAILED, CallState.SCHEDULED)
     return False
 
 
 def attempts_over(rows: Sequence[AuditRow], *, last_is_dead: bool) -> bool:
     """Whether no attempt can land any more. ``last_is_dead``: the latest one's process is, or its body has ended."""
+    return not going_on(rows, last_is_dead=last_is_dead)
+
+
+def going_on(rows: Sequence[AuditRow], *, last_is_dead: bool) -> list[str]:
+    """The processes of which an attempt may still land; see ``attempts_over``."""
     lost = [row for row in rows if row.event == CallEvent.LOSE]
-    going_on = Counter(row.actor for row in lost if row.detail not in (BODY_ENDED, PROCESS_DIED))
-    going_on.subtract(row.actor for row in rows if row.event == CallEvent.BODY_ENDED)
+    open_attempts = Counter(row.actor for row in lost if row.detail not in (BODY_ENDED, PROCESS_DIED))
+    open_attempts.subtract(row.actor for row in rows if row.event == CallEvent.BODY_ENDED)
     if last_is_dead and lost:
-        going_on.pop(lost[-1].actor, None)
-    return all(count <= 0 for count in going_on.values())
+        open_attempts.pop(lost[-1].actor, None)
+    return [actor for actor, count in open_attempts.items() if count > 0]
+
+
+def first_sent_us(record: CallRecord, rows: Sequence[AuditRow]) -> int:
+    """When the service may first have seen the key; ``created_us`` for what was not deferred, or taken over."""
+    if record.scheduled_seq is None:
+        return record.created_us
+    return min((row.at_us for row in rows if row.event == CallEvent.CLAIM), default=record.created_us)
 
 
 def permitted(rows: Sequence[AuditRow]) -> bool:
@@ -160,15 +177,40 @@ _DECISIONS: Final = {
 }
 
 
-def decided_by_hand(record: CallRecord, resolution: Resolution, *, result: Any) -> tuple[CallEvent, dict[str, Any]]:
-    """The event of a person's decision and what it records; raises ``ResolutionError`` if it does not fit."""
+_UNSENT: Final = {
+    (Resolution.HAPPENED, CallState.SCHEDULED): CallEvent.DONE_BY_HAND,
+    (Resolution.HAPPENED, CallState.FAILED): CallEvent.DONE_BY_HAND,
+    (Resolution.RETRY, CallState.FAILED): CallEvent.SCHEDULE,
+    (Resolution.DID_NOT_HAPPEN, CallState.FAILED): CallEvent.DROP,
+    (Resolution.DID_NOT_HAPPEN, CallState.SCHEDULED): CallEvent.DROP,
+}
+
+
+def is_unsent(record: CallRecord) -> bool:
+    """Whether a deferred call has not happened and may yet be sent."""
+    return record.state is CallState.SCHEDULED or (
+        record.state is CallState.FAILED and record.scheduled_seq is not None
+    )
+
+
+def decided_by_hand(
+    record: CallRecord, resolution: Resolution, *, result: Any, over: bool, late: bool
+) -> tuple[CallEvent, dict[str, Any]]:
+    """The event of a person's decision and what it records; raises ``ResolutionError`` if it does not fit.
+
+    ``over``: the call's run does not go on, so what is undone by hand is not run again in it. ``late``: see
+    ``happened_after_all``.
+    """
     if record.phase is Phase.COMPENSATION:
         raise ResolutionError(
             f"call {record.id} is the undoing of call {record.compensates}; decide that one", call=call_info(record)
         )
-    event = _DECISIONS.get((resolution, record.state))
-    if record.state is CallState.DONE and resolution is Resolution.COMPENSATED and record.scope.startswith(DUPLICATE):
+    event = (_UNSENT if is_unsent(record) else _DECISIONS).get((resolution, record.state))
+    undoable = (record.declared_write and over) or record.scope.startswith(DUPLICATE)
+    if record.state is CallState.DONE and resolution is Resolution.COMPENSATED and undoable:
         event = CallEvent.UNDONE_BY_HAND
+    if late and resolution is Resolution.HAPPENED and record.result_lost is None and result is NOT_GIVEN:
+        event = CallEvent.ACKNOWLEDGE
     if record.state is CallState.DONE and resolution is Resolution.HAPPENED and record.result_lost is not None:
         event = None if result is NOT_GIVEN else CallEvent.SUPPLY_RESULT
     if event is None:
@@ -179,7 +221,18 @@ def decided_by_hand(record: CallRecord, resolution: Resolution, *, result: Any) 
         )
     if result is not NOT_GIVEN and resolution is not Resolution.HAPPENED:
         raise ResolutionError(f"a result goes with 'happened', not with {resolution.value!r}", call=call_info(record))
-    return event, recorded(result) if event in (CallEvent.SUCCEED, CallEvent.SUPPLY_RESULT) else {}
+    return event, _columns(event, result)
+
+
+def _columns(event: CallEvent, result: Any) -> dict[str, Any]:
+    """What a decision changes beside the state."""
+    if event in (CallEvent.SUCCEED, CallEvent.SUPPLY_RESULT, CallEvent.DONE_BY_HAND):
+        return recorded(result)
+    if event is CallEvent.DROP:
+        return {"scheduled_seq": None}
+    if event is CallEvent.SCHEDULE:
+        return {"error_type": None, "error_message": None, "ended_us": None}
+    return {}
 
 
 def recorded(value: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""What a store must do: save changes all or nothing, comparing versions, and read records back.
+"""What a store must do: save changes all or nothing, each on its condition, and read records back.
 
-Stores are synchronous and know no rules: every change comes with its audit row from ``transitions``. They raise
+A change is a record with its condition (for the most part: its row is still at a version), so a claim can carry more
+than its call: the locks it takes are saved or refused with it. A refused commit names the change that refused it.
+Stores are synchronous and know no rules: every transition comes with its audit row from ``transitions``. They raise
 ``StoreUnavailable`` or ``SchemaOutdated`` and nothing of their driver.
 """
 
@@ -8,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, RunRecord, RunState
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class CallChange:
     """Save ``record`` if its row is still at ``expected_version`` (0: if its key is free).
 
     ``claims``: only while its run is at ``run_epoch`` and ``running``, and the record takes the next place in the
-    claim order.
+    claim order. ``run_id``: the run that claims it, if that is not the record's own (which may be over by then).
     """
 
     record: CallRecord
@@ -26,6 +28,7 @@ class CallChange:
     expected_version: int = 0
     claims: bool = False
     run_epoch: int = 0
+    run_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,29 @@ class RunChange:
     expected_version: int = 0
 
 
-Change = CallChange | RunChange
+@dataclass(frozen=True, slots=True)
+class LockChange:
+    """Save ``record`` if its row is still at ``expected_version`` (0: if its name is free)."""
+
+    record: LockRecord
+    expected_version: int = 0
+
+
+Change = CallChange | RunChange | LockChange
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """How a commit ended; true if everything is saved. ``refused``: the first change whose condition did not hold."""
+
+    refused: Change | None = None
+
+    def __bool__(self) -> bool:
+        return self.refused is None
+
+
+SAVED: Final = Commit()
+"""All of it is saved."""
 
 
 class Store(Protocol):
@@ -45,9 +70,10 @@ class Store(Protocol):
 
     url: str
 
-    def commit(self, changes: Sequence[Change], *, synced: bool) -> bool:
-        """Save all changes with their audit rows in one transaction, or none of them (then False).
+    def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
+        """Save all changes with their audit rows in one transaction, in their order, or none of them (then false).
 
+        Each condition holds at the moment of the commit, whatever is committed at the same time.
         ``synced``: on disk when this returns; otherwise at the latest with the next synced commit.
         """
 
@@ -81,26 +107,42 @@ class Store(Protocol):
     def children_of(self, namespace: str, run_id: str) -> list[RunRecord]:
         """The runs nested directly in a run."""
 
+    def locks_named(self, namespace: str, names: Sequence[str]) -> list[LockRecord]:
+        """The locks of these names that were ever taken."""
+
+    def locks_of(self, namespace: str, run_id: str) -> list[LockRecord]:
+        """The locks that this run, or calls of it, took last; in the order of their names."""
+
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""
 
-    def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
-        """Runs of every namespace, newest first."""
+    def namespaces(self) -> list[str]:
+        """The namespaces in which there are runs, in order."""
 
-    def match_runs(self, prefix: str, limit: int = 10) -> list[RunRecord]:
-        """Runs whose id starts with ``prefix``; the exact one alone if there is one."""
+    def list_runs(
+        self, *, states: Sequence[RunState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[RunRecord]:
+        """Runs of a namespace (None: of all), newest first."""
 
-    def match_calls(self, prefix: str, limit: int = 10) -> list[CallRecord]:
-        """Calls whose id, key or idempotency key starts with ``prefix``; the exact one alone if there is one."""
+    def match_runs(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[RunRecord]:
+        """Runs of a namespace (None: of all) whose id starts with ``prefix``; the exact one alone if there is one."""
 
-    def open_calls(self, limit: int = 100) -> list[CallRecord]:
-        """Calls that are not settled, or that need a person, newest first."""
+    def match_calls(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[CallRecord]:
+        """Calls whose id, key or idempotency key starts with ``prefix``; that of exactly this id alone."""
 
-    def list_calls(self, *, states: Sequence[CallState] = (), limit: int = 100, offset: int = 0) -> list[CallRecord]:
-        """Calls of every namespace, newest first, compensations among them."""
+    def open_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first."""
 
-    def calls_in_scope(self, prefix: str, limit: int = 100) -> list[CallRecord]:
-        """Calls of every namespace whose scope starts with ``prefix``, newest first."""
+    def list_calls(
+        self, *, states: Sequence[CallState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[CallRecord]:
+        """Calls of a namespace (None: of all), newest first, compensations among them."""
+
+    def calls_in_scope(self, prefix: str, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) whose scope starts with ``prefix``, newest first."""
+
+    def late_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are done after they were ``failed``, and nothing came after that."""
 
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""

@@ -24,6 +24,7 @@ class CallEvent(StrEnum):
     FAIL = "fail"
     LOSE = "lose"
     COMPENSATE = "compensate"
+    COMPENSATE_IN_DOUBT = "compensate_in_doubt"
     COMPENSATION_SUCCEEDED = "compensation_succeeded"
     COMPENSATION_FAILED = "compensation_failed"
     SUPERSEDE = "supersede"
@@ -36,6 +37,10 @@ class CallEvent(StrEnum):
     UNDONE_BY_HAND = "undone_by_hand"
     SUPPLY_RESULT = "supply_result"
     DUPLICATE_EFFECT = "duplicate_effect"
+    ACKNOWLEDGE = "acknowledge"
+    SCHEDULE = "schedule"
+    DROP = "drop"
+    DONE_BY_HAND = "done_by_hand"
 
 
 class RunEvent(StrEnum):
@@ -45,6 +50,7 @@ class RunEvent(StrEnum):
     RESUME = "resume"
     REOPEN = "reopen"
     COMMIT = "commit"
+    FINISH = "finish"
     COMPLETE = "complete"
     FAIL = "fail"
     PAUSE = "pause"
@@ -76,6 +82,7 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.NEEDS_HUMAN, _E.SUCCEED): _C.DONE,
     (_C.FAILED, _E.SUCCEED): _C.DONE,
     (_C.DONE, _E.SUPPLY_RESULT): _C.DONE,  # it happened, and now also its result is known
+    (_C.DONE, _E.ACKNOWLEDGE): _C.DONE,  # a person has seen that it happened after all
     # A probe or a person says that it did not happen.
     (_C.UNKNOWN, _E.DISPROVE): _C.FAILED,
     (_C.NEEDS_HUMAN, _E.DISPROVE): _C.FAILED,
@@ -93,19 +100,33 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.UNKNOWN, _E.UNDONE_BY_HAND): _C.COMPENSATED,
     (_C.NEEDS_HUMAN, _E.UNDONE_BY_HAND): _C.COMPENSATED,
     (_C.COMPENSATION_FAILED, _E.UNDONE_BY_HAND): _C.COMPENSATED,
-    (_C.DONE, _E.UNDONE_BY_HAND): _C.COMPENSATED,  # only the extra one of two effects
+    (_C.DONE, _E.UNDONE_BY_HAND): _C.COMPENSATED,
     # A call that was run again, and whose earlier attempt turns out to have happened too: the extra effect.
     (None, _E.DUPLICATE_EFFECT): _C.DONE,
     (_C.DONE, _E.COMPENSATE): _C.COMPENSATING,
+    # Only what declares that undoing it is safe even if it did not happen.
+    (_C.UNKNOWN, _E.COMPENSATE_IN_DOUBT): _C.COMPENSATING,
+    (_C.NEEDS_HUMAN, _E.COMPENSATE_IN_DOUBT): _C.COMPENSATING,
     (_C.COMPENSATING, _E.COMPENSATE): _C.COMPENSATING,
     (_C.COMPENSATION_FAILED, _E.COMPENSATE): _C.COMPENSATING,
     (_C.COMPENSATING, _E.COMPENSATION_SUCCEEDED): _C.COMPENSATED,
     (_C.COMPENSATING, _E.COMPENSATION_FAILED): _C.COMPENSATION_FAILED,
     # A business key is free again for another run once its call failed or was undone; the record stays.
     (_C.FAILED, _E.SUPERSEDE): _C.FAILED,
+    (_C.REFUSED, _E.SUPERSEDE): _C.REFUSED,
     (_C.COMPENSATED, _E.SUPERSEDE): _C.COMPENSATED,
     (_C.UNKNOWN, _E.SUPERSEDE): _C.UNKNOWN,  # reads and idempotent tools only
     (_C.NEEDS_HUMAN, _E.SUPERSEDE): _C.NEEDS_HUMAN,
+    # A deferred call waits for its run to commit; then it is claimed like any other, or it is given up.
+    (None, _E.SCHEDULE): _C.SCHEDULED,
+    (_C.FAILED, _E.SCHEDULE): _C.SCHEDULED,
+    (_C.REFUSED, _E.SCHEDULE): _C.SCHEDULED,
+    (_C.SCHEDULED, _E.CLAIM): _C.RUNNING,
+    (_C.REFUSED, _E.CLAIM): _C.RUNNING,
+    (_C.SCHEDULED, _E.DROP): _C.REFUSED,
+    (_C.SCHEDULED, _E.DONE_BY_HAND): _C.DONE,
+    (_C.FAILED, _E.DONE_BY_HAND): _C.DONE,
+    (_C.FAILED, _E.DROP): _C.FAILED,  # sent, and refused by the service: it is not tried again
 }
 
 _R, _V = RunState, RunEvent
@@ -119,6 +140,8 @@ RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
     (_R.COMPENSATED, _V.REOPEN): _R.RUNNING,
     (_R.PARTIALLY_COMPENSATED, _V.REOPEN): _R.RUNNING,
     (_R.RUNNING, _V.COMMIT): _R.RUNNING,
+    # Its block has ended well: from here on it is only finished, never undone by an error or a crash.
+    (_R.RUNNING, _V.FINISH): _R.RUNNING,
     (_R.RUNNING, _V.COMPLETE): _R.COMPLETED,
     (_R.RUNNING, _V.FAIL): _R.FAILED,
     (_R.RUNNING, _V.PAUSE): _R.PAUSED,
@@ -130,22 +153,29 @@ RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
     (_R.COMPENSATING, _V.COMPENSATE): _R.COMPENSATING,
     # Undoing again tries what could not be undone before.
     (_R.PARTIALLY_COMPENSATED, _V.COMPENSATE): _R.COMPENSATING,
+    (_R.FAILED, _V.COMPENSATE): _R.COMPENSATING,
+    # A late result shows that something happened that the rollback did not know of.
+    (_R.COMPENSATED, _V.PARTIALLY_COMPENSATED): _R.PARTIALLY_COMPENSATED,
     (_R.COMPENSATING, _V.FAIL): _R.FAILED,
     (_R.COMPENSATING, _V.COMPENSATED): _R.COMPENSATED,
     (_R.COMPENSATING, _V.PARTIALLY_COMPENSATED): _R.PARTIALLY_COMPENSATED,
 }
 
-CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE, _E.BODY_ENDED})
-RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.COMMIT, _V.COMPENSATE}
+CALL_ENDINGS: Final = frozenset({_E.SUCCEED, _E.FAIL, _E.LOSE, _E.BODY_ENDED, _E.DROP, _E.DONE_BY_HAND})
+RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.COMMIT, _V.FINISH, _V.COMPENSATE}
 
+
+UNDONE_IN_DOUBT: Final = "it was undone while nobody knew whether it had happened"
+"""Why a call that was undone has no result."""
 
 SUPERSEDED: Final = "superseded:"
 """How the scope of a record starts whose key another one took over."""
 
 
 def open_call(record: CallRecord, detail: str | None = None) -> tuple[CallRecord, AuditRow]:
-    """The first claim of a call: ``record`` is new and comes as ``running``."""
-    return record, _call_row(record, CallEvent.CLAIM, None, record.started_us, detail)
+    """The first claim of a call: ``record`` is new and comes as ``running``, or ``scheduled`` if it is deferred."""
+    event = CallEvent.SCHEDULE if record.state is CallState.SCHEDULED else CallEvent.CLAIM
+    return record, _call_row(record, event, None, record.started_us, detail)
 
 
 def duplicate_effect(record: CallRecord) -> tuple[CallRecord, AuditRow]:
@@ -154,14 +184,36 @@ def duplicate_effect(record: CallRecord) -> tuple[CallRecord, AuditRow]:
 
 
 def claim_again(
-    record: CallRecord, *, owner: str, now_us: int, traceparent: str | None, detail: str | None = None
+    record: CallRecord,
+    *,
+    owner: str,
+    now_us: int,
+    traceparent: str | None,
+    detail: str | None = None,
+    locks: str | None = None,
+    scheduled_seq: int | None = None,
 ) -> tuple[CallRecord, AuditRow]:
     """Claim a call that did not happen, or that may be run again, for ``owner``; a new epoch."""
     return move_call(
         record, CallEvent.CLAIM, now_us, detail=detail, owner=owner, epoch=record.epoch + 1,
         attempts=record.attempts + 1, started_us=now_us, ended_us=None, error_type=None, error_message=None,
-        traceparent=traceparent,
+        traceparent=traceparent, locks=locks, scheduled_seq=scheduled_seq,
     )  # fmt: skip
+
+
+def schedule_again(
+    record: CallRecord, *, owner: str, now_us: int, traceparent: str | None, locks: str | None = None
+) -> tuple[CallRecord, AuditRow]:
+    """Schedule a deferred call anew that was given up, or that provably did not happen: at the end of the order."""
+    return move_call(
+        record, CallEvent.SCHEDULE, now_us, owner=owner, started_us=now_us, ended_us=None, error_type=None,
+        error_message=None, traceparent=traceparent, locks=locks, scheduled_seq=None,
+    )  # fmt: skip
+
+
+def drop(record: CallRecord, now_us: int, *, why: str, actor: str | None = None) -> tuple[CallRecord, AuditRow]:
+    """Give up a deferred call that was not sent, or that failed when it was."""
+    return move_call(record, CallEvent.DROP, now_us, detail=why, actor=actor, scheduled_seq=None)
 
 
 def supersede(
@@ -176,6 +228,17 @@ def supersede(
         key=f"{record.key}#{record.id}",
         scope=f"{SUPERSEDED}{record.scope}",
     )
+
+
+def start_undoing(
+    record: CallRecord, now_us: int, *, detail: str | None = None, actor: str | None = None
+) -> tuple[CallRecord, AuditRow]:
+    """A step that is undone from here on; what is in doubt only if it is declared safe (``empty_safe``)."""
+    in_doubt = record.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN)
+    if not in_doubt:
+        return move_call(record, CallEvent.COMPENSATE, now_us, detail=detail, actor=actor)
+    event = CallEvent.COMPENSATE_IN_DOUBT
+    return move_call(record, event, now_us, detail=detail, actor=actor, result_lost=UNDONE_IN_DOUBT)
 
 
 def superseded_key(record: CallRecord) -> tuple[str, str] | None:
@@ -196,7 +259,7 @@ def move_call(
 ) -> tuple[CallRecord, AuditRow]:
     """``record`` after ``event``, and the audit row (``actor``: not its owner); raises ``IllegalTransition``."""
     state = CALL_TABLE.get((record.state, event))
-    if state is None:
+    if state is None or (event is CallEvent.COMPENSATE_IN_DOUBT and not record.empty_safe):
         raise IllegalTransition(f"call {record.id}: {event} is not allowed in state {record.state}")
     if event in CALL_ENDINGS:
         changes["ended_us"] = now_us
@@ -218,6 +281,8 @@ def move_run(
         raise IllegalTransition(f"run {record.id}: {event} is not allowed in state {record.state}")
     if event in RUN_ENDINGS:
         changes["ended_us"] = now_us
+    if event in (RunEvent.COMPLETE, RunEvent.REOPEN, RunEvent.COMPENSATE):
+        changes["completing"] = False
     after = replace(record, state=state, version=record.version + 1, **changes)
     return after, _run_row(after, event, record.state, now_us, detail)
 

@@ -1,4 +1,7 @@
-"""Saga: what undoes a call is declared before its action, so the claim registers both at once (rule book (b) 1)."""
+"""Saga: what undoes a call, and the locks it needs, are declared before its action.
+
+So one claim registers all of it (rule book (b) 1 and 12).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ class SagaMiddleware:
         self._compensation_for = compensation_for
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        if call.tool.policy.compensate is None:
-            return await call_next(call)
-        return await call_next(call.declare(compensation=self._compensation_for(call.tool)))
+        policy = call.tool.policy
+        if policy.compensate is not None:
+            call = call.declare(compensation=self._compensation_for(call.tool))
+        if policy.lock is not None:
+            call = call.declare(locks=call.tool.locks_of(call.arguments))
+        return await call_next(call)

@@ -26,7 +26,8 @@ class TelemetryMiddleware:
         self._tracer = tracer
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        span = spans.start(self._tracer, semconv.SPAN_TOOL.format(tool=call.tool.name), _opening(call))
+        links = None if call.scheduled is None else spans.link_to(call.scheduled.traceparent, semconv.LINK_SENDS)
+        span = spans.start(self._tracer, semconv.SPAN_TOOL.format(tool=call.tool.name), _opening(call), links=links)
         call = replace(call, span=span, tracer=self._tracer)
         try:
             result = await call_next(call)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, Phase, RunRecord, RunState
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, Phase, RunRecord, RunState
 
 CALL_COLUMNS: Final = tuple(field.name for field in fields(CallRecord))
 RUN_COLUMNS: Final = tuple(field.name for field in fields(RunRecord))
 AUDIT_COLUMNS: Final = tuple(field.name for field in fields(AuditRow))
 LEASE_COLUMNS: Final = tuple(field.name for field in fields(LeaseRecord))
+LOCK_COLUMNS: Final = tuple(field.name for field in fields(LockRecord))
 
 # What never changes after a record's first claim; all other columns are saved with every transition.
 _CALL_CONSTANTS: Final = frozenset(
     {"id", "namespace", "tool", "key_source", "generation", "idempotency_key", "fingerprint",
      "run_id", "parent_id", "phase",
      "compensates",
-     "effect", "declared_write", "arguments", "compensate", "tool_call_id", "created_us", "claim_seq"}
+     "effect", "declared_write", "arguments", "compensate", "empty_safe", "tool_call_id", "created_us", "claim_seq"}
 )  # fmt: skip
 _RUN_CONSTANTS: Final = frozenset(
     {"namespace", "id", "name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input",
@@ -28,6 +30,7 @@ _RUN_CONSTANTS: Final = frozenset(
 
 CALL_CHANGING: Final = tuple(name for name in CALL_COLUMNS if name not in _CALL_CONSTANTS)
 RUN_CHANGING: Final = tuple(name for name in RUN_COLUMNS if name not in _RUN_CONSTANTS)
+LOCK_CHANGING: Final = tuple(name for name in LOCK_COLUMNS if name not in ("namespace", "name"))
 
 call_values = attrgetter(*CALL_COLUMNS)
 call_changes = attrgetter(*CALL_CHANGING, "id")
@@ -35,21 +38,45 @@ run_values = attrgetter(*RUN_COLUMNS)
 run_changes = attrgetter(*RUN_CHANGING, "namespace", "id")
 audit_values = attrgetter(*AUDIT_COLUMNS)
 lease_values = attrgetter(*LEASE_COLUMNS)
+lock_values = attrgetter(*LOCK_COLUMNS)
+lock_changes = attrgetter(*LOCK_CHANGING, "namespace", "name")
 
 
 def call_record(row: Sequence[Any]) -> CallRecord:
     """The record of a row selected by ``CALL_COLUMNS``."""
     values = dict(zip(CALL_COLUMNS, row, strict=True))
-    values["state"] = CallState(values["state"])
-    values["phase"] = Phase(values["phase"])
-    values["declared_write"] = bool(values["declared_write"])
+    for name in ("declared_write", "empty_safe"):
+        values[name] = bool(values[name])
+    try:
+        values["state"] = CallState(values["state"])
+        values["phase"] = Phase(values["phase"])
+    except ValueError:
+        values |= _dead_letter(values)
     return CallRecord(**values)
 
 
+def _dead_letter(values: dict[str, Any]) -> dict[str, Any]:
+    """A call whose row says what nobody knows may have happened: a person decides, and no run ends as if it had not."""
+    return {
+        "state": CallState.NEEDS_HUMAN,
+        "phase": Phase(values["phase"]) if values["phase"] in list(Phase) else Phase.FORWARD,
+        "declared_write": True,
+        "empty_safe": False,
+        "error_type": "store_error",
+        "error_message": f"its row in the ledger has the state {values['state']!r} and the phase {values['phase']!r}, "
+        "which this sagaspan does not know",
+    }
+
+
 def run_record(row: Sequence[Any]) -> RunRecord:
-    """The record of a row selected by ``RUN_COLUMNS``."""
+    """The record of a row selected by ``RUN_COLUMNS``.
+
+    A state that nobody knows stays as it is: nothing is allowed in it, but the run can be looked at.
+    """
     values = dict(zip(RUN_COLUMNS, row, strict=True))
-    values["state"] = RunState(values["state"])
+    values["completing"] = bool(values["completing"])
+    with contextlib.suppress(ValueError):
+        values["state"] = RunState(values["state"])
     return RunRecord(**values)
 
 
@@ -61,3 +88,8 @@ def audit_row(row: Sequence[Any]) -> AuditRow:
 def lease_record(row: Sequence[Any]) -> LeaseRecord:
     """The lease of a row selected by ``LEASE_COLUMNS``."""
     return LeaseRecord(**dict(zip(LEASE_COLUMNS, row, strict=True)))
+
+
+def lock_record(row: Sequence[Any]) -> LockRecord:
+    """The lock of a row selected by ``LOCK_COLUMNS``."""
+    return LockRecord(**dict(zip(LOCK_COLUMNS, row, strict=True)))

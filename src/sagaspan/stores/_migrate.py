@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ class Migration(NamedTuple):
     sql: str
 
 
-def migrations(dialect: str) -> list[Migration]:
+@cache
+def migrations(dialect: str) -> tuple[Migration, ...]:
     """The migrations of a dialect in order."""
     folder = resources.files("sagaspan.stores") / "migrations" / dialect
     found = []
@@ -26,7 +28,7 @@ def migrations(dialect: str) -> list[Migration]:
         match = re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name)
         if match:
             found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> None:
@@ -51,7 +53,8 @@ def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> None:
             connection.execute("insert into migrations values (?, ?)", (migration.number, migration.name))
         connection.execute("commit")
     except BaseException:
-        connection.execute("rollback")
+        if connection.in_transaction:  # a full disk has rolled it back already
+            connection.execute("rollback")
         raise
 
 

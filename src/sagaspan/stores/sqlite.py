@@ -16,52 +16,60 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sagaspan import _fork as fork
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
-from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, RunRecord, RunState
-from sagaspan.ledger.store import CallChange, Change, RunChange
+from sagaspan.exceptions import StoreError, StoreUnavailable
+from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
+from sagaspan.ledger.store import SAVED, CallChange, Change, Commit, LockChange, RunChange
 from sagaspan.stores import _columns as columns
-from sagaspan.stores._migrate import current_version, migrate
+from sagaspan.stores._migrate import current_version, migrate, migrations
+from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 
 BUSY_SECONDS: Final = 10.0
+"""How long to wait for a lock of another process; who queues up behind one of ours waits twice as long at most."""
+
 PRIMED_BYTES: Final = 4_200_000
 """Past ``wal_autocheckpoint`` (1000 pages): a WAL that never grows while it is written commits a third faster."""
+
+migrations("sqlite")  # read now: a process that is forked in its first call must not meet imports halfway
 
 _CALLS: Final = ", ".join(columns.CALL_COLUMNS)
 _RUNS: Final = ", ".join(columns.RUN_COLUMNS)
 _AUDIT: Final = ", ".join(columns.AUDIT_COLUMNS)
 _LEASES: Final = ", ".join(columns.LEASE_COLUMNS)
+_LOCKS: Final = ", ".join(columns.LOCK_COLUMNS)
 
 
-_inherited: Final[list[sqlite3.Connection]] = []
-"""Connections of a parent process: SQLite forbids a forked child even to close them."""
+FORK_SECONDS: Final = 15.0
+"""How long a fork waits for who is in the middle of SQLite; longer than a statement waits for another process."""
 
 _stores: Final[weakref.WeakSet[SqliteStore]] = weakref.WeakSet()
-
-
-_forking: Final[list[SqliteStore]] = []
+_forking: Final = threading.local()
+_inherited: Final[list[sqlite3.Connection]] = []
+"""Connections that could not be closed before a fork: a child must not touch them, not even to close them."""
 
 
 def _before_fork() -> None:
-    """Let nobody be in the middle of SQLite: its own locks would stay taken in the child for ever."""
-    _forking[:] = _stores
-    for store in _forking:
-        store._lock.acquire()  # noqa: SLF001 - the same room
+    """Close every connection, so that SQLite knows of no open file in the child.
+
+    It keeps locks by process in its memory, and a child inherits that memory but no lock: a child that opened the
+    ledger would hold nothing, and the last of its parent's processes to close would delete the WAL under it.
+    """
+    _forking.closed = [store for store in sorted(_stores, key=id) if store._close_to_fork()]  # noqa: SLF001 - one room
 
 
 def _after_fork_in_parent() -> None:
-    for store in _forking:
+    for store in _forking.closed:
         store._lock.release()  # noqa: SLF001 - the same room
 
 
 def _after_fork_in_child() -> None:
-    for store in _forking:
-        store._begin()  # noqa: SLF001 - the same room
+    for store in list(_stores):
+        store._begin_in_child(closed=store in _forking.closed)  # noqa: SLF001 - the same room
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+fork.hooks(before=_before_fork, in_parent=_after_fork_in_parent, in_child=_after_fork_in_child)
 
 
 def _marks(names: Sequence[str]) -> str:
@@ -95,6 +103,10 @@ _INSERT_RUN: Final = f"insert into runs ({_RUNS}) values ({_marks(columns.RUN_CO
 _UPDATE_RUN: Final = f"""
 update runs set {_sets(columns.RUN_CHANGING)} where namespace = ? and id = ? and version = ?
 """  # noqa: S608
+_INSERT_LOCK: Final = f"insert into locks ({_LOCKS}) values ({_marks(columns.LOCK_COLUMNS)}) on conflict do nothing"  # noqa: S608
+_UPDATE_LOCK: Final = f"""
+update locks set {_sets(columns.LOCK_CHANGING)} where namespace = ? and name = ? and version = ?
+"""  # noqa: S608
 _RENEW: Final = f"""
 insert into owners ({", ".join(columns.LEASE_COLUMNS)}) values ({_marks(columns.LEASE_COLUMNS)})
     on conflict (owner) do update
@@ -102,9 +114,29 @@ insert into owners ({", ".join(columns.LEASE_COLUMNS)}) values ({_marks(columns.
        ttl_us = excluded.ttl_us, beats = beats + 1
 """  # noqa: S608
 _OPEN: Final = (
-    "state in ('running', 'unknown', 'needs_human', 'compensating', 'compensation_failed', 'awaiting_approval')"
+    "state in ('running', 'unknown', 'needs_human', 'compensating', 'compensation_failed', 'awaiting_approval', "
+    "'scheduled')"
 )
 """As the partial index ``calls_open`` says it, so that it is used."""
+
+# From one to the next along the primary key: as many steps as there are namespaces, however many runs.
+_NAMESPACES: Final = """
+with recursive known (found) as (
+  select min(namespace) from runs
+   union all
+  select (select min(namespace) from runs where namespace > found) from known where found is not null
+)
+select found from known where found is not null
+"""
+_LATE: Final = """
+state = 'done' and id in (
+  select call_id from audit as late
+   where event = 'succeed' and from_state = 'failed'
+     and not exists (select 1 from audit as later
+                      where later.namespace = late.namespace and later.run_id = late.run_id
+                        and later.call_id = late.call_id and later.seq > late.seq))
+"""
+"""Found by the partial index ``audit_late``."""
 
 _FORGET_LEASES: Final = f"""
 delete from owners
@@ -115,61 +147,96 @@ delete from owners
 _CLAIM_SEQ: Final = columns.CALL_COLUMNS.index("claim_seq")
 
 
+_EVERYBODY_S: Final = (sqlite3.OperationalError,)
+"""A locked, full or failing file is the matter of everybody who waits to write; other errors are of one request."""
+
+
 class _Request:
     """Changes that wait to be written, and how that ended."""
 
-    __slots__ = ("_error", "_saved", "changes", "ended", "synced")
+    __slots__ = ("_commit", "_error", "changes", "ended", "synced")
 
     def __init__(self, changes: Sequence[Change], synced: bool) -> None:
         self.changes = changes
         self.synced = synced
         self.ended = False
-        self._saved = False
-        self._error: StoreUnavailable | None = None
+        self._commit = SAVED
+        self._error: StoreError | None = None
 
-    def end(self, *, saved: bool = False, error: StoreUnavailable | None = None) -> None:
-        self._saved, self._error, self.ended = saved, error, True
+    def end(self, commit: Commit = SAVED, *, error: StoreError | None = None) -> None:
+        self._commit, self._error, self.ended = commit, error, True
 
-    def outcome(self) -> bool:
+    def outcome(self) -> Commit:
         if self._error is not None:
             raise self._error
-        return self._saved
+        return self._commit
 
 
 class SqliteStore:
     """A ledger in one file (0600), opened at first use and again in a forked child."""
 
-    def __init__(self, path: Path, *, migrate: str = "auto", durability: str = "normal", create: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        migrate: str = "auto",
+        durability: str = "normal",
+        create: bool = True,
+        mountinfo: Path = MOUNTINFO,
+    ) -> None:
         self.path = path = Path(os.path.realpath(path))  # one name for one file, wherever the process goes
         self.url = f"sqlite:///{path}"
         self._migrate = migrate == "auto"
         self._always_sync = durability == "full"
+        self._never_sync = durability == "off"  # for tests: survives its process, not a power cut
         self._create = create
+        self._mountinfo = mountinfo
+        self._lock = fork.new_lock()
+        self._queue: deque[_Request] = deque()
         self._connection: sqlite3.Connection | None = None
-        self._begin()
+        self._file: tuple[int, int] | None = None
+        self._usable = True
         _stores.add(self)
 
-    def _begin(self) -> None:
-        """Start with nothing open and nobody waiting; so does a forked child, whatever its parent was doing."""
+    def _close_to_fork(self) -> bool:
+        """Close the connection, and let nobody open it before ``_lock`` is released; False if it stays in use."""
+        if not self._lock.acquire(timeout=FORK_SECONDS):
+            return False
+        try:
+            self._close()
+        except sqlite3.Error:
+            self._lock.release()
+            return False
+        return True
+
+    def _begin_in_child(self, *, closed: bool) -> None:
+        """Start with nothing open and nobody waiting, whatever the parent was doing."""
+        self._queue = deque()
+        self._usable = closed
         if self._connection is not None:
             _inherited.append(self._connection)
-        self._lock = threading.Lock()
-        self._queue: deque[_Request] = deque()
-        self._connection = None
+            self._connection = None
 
     # -- writing -------------------------------------------------------------------------------------------
 
-    def commit(self, changes: Sequence[Change], *, synced: bool) -> bool:
+    def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
         """Save all changes in one transaction, or none of them; see ``Store.commit``.
 
         A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up, and the
         next of them writes for all: one sync serves a crowd.
         """
-        request = _Request(changes, synced or self._always_sync)
+        request = _Request(changes, (synced or self._always_sync) and not self._never_sync)
         self._queue.append(request)
-        with self._connected() as connection:
-            if not request.ended:
-                self._write_all(connection)
+        try:
+            with self._connected() as connection:
+                if not request.ended:
+                    self._write_all(connection)
+        except BaseException as error:
+            # Whoever was told that it failed must not find it done by the next writer: no half-claimed call.
+            with self._lock, contextlib.suppress(ValueError):
+                self._queue.remove(request)
+            if not (request.ended and isinstance(error, Exception)):  # else somebody had written it already
+                raise
         return request.outcome()
 
     def _write_all(self, connection: sqlite3.Connection) -> None:
@@ -184,16 +251,23 @@ class SqliteStore:
     def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
         try:
             _write(connection, batch)
-        except sqlite3.Error as error:
-            if len(batch) > 1:  # what is wrong with one of them is no matter of the others
-                for request in batch:
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            if len(batch) > 1 and not isinstance(error, _EVERYBODY_S):
+                for request in batch:  # what is wrong with one of them is no matter of the others
                     self._write_batch(connection, [request])
-            else:
-                batch[0].end(error=StoreUnavailable(_explain(self.path, error)))
+                return
+            for request in batch:
+                request.end(error=self._error(error))
+
+    def _error(self, error: Exception) -> StoreError:
+        if isinstance(error, sqlite3.Error):
+            return StoreUnavailable(_explain(self.path, error))
+        return StoreError(f"the ledger {self.path} cannot hold a value of this record ({error}); nothing was started")
 
     def renew(self, lease: LeaseRecord) -> None:
-        """Save a lease under its owner; see ``Store.renew``."""
+        """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its file."""
         with self._connected() as connection:
+            self._check_in_place()
             connection.execute("pragma synchronous = normal")
             connection.execute(_RENEW, columns.lease_values(lease))
 
@@ -225,31 +299,49 @@ class SqliteStore:
         """The runs nested directly in a run."""
         return self._runs("namespace = ? and parent_id = ? order by created_us", (namespace, run_id))
 
+    def locks_named(self, namespace: str, names: Sequence[str]) -> list[LockRecord]:
+        """The locks of these names that were ever taken."""
+        return self._locks(f"namespace = ? and name in ({_marks(names)})", (namespace, *names))
+
+    def locks_of(self, namespace: str, run_id: str) -> list[LockRecord]:
+        """The locks that this run, or calls of it, took last; in the order of their names."""
+        return self._locks("namespace = ? and run_id = ? order by name", (namespace, run_id))
+
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""
         prefix = _glob(f"{thread}/").removesuffix("*")
         where = "namespace = ? and id glob ? and id not glob ? order by length(id) desc, id desc limit ?"
         return self._runs(where, (namespace, f"{prefix}[0-9]*", f"{prefix}*[^0-9]*", limit))
 
-    def list_runs(self, *, states: Sequence[RunState] = (), limit: int = 100, offset: int = 0) -> list[RunRecord]:
-        """Runs of every namespace, newest first."""
-        where = f"state in ({_marks(states)})" if states else "true"
-        return self._runs(f"{where} order by created_us desc limit ? offset ?", (*states, limit, offset))
+    def namespaces(self) -> list[str]:
+        """The namespaces in which there are runs, in order."""
+        return [name for (name,) in self._fetch(_NAMESPACES, ())]
 
-    def match_runs(self, prefix: str, limit: int = 10) -> list[RunRecord]:
-        """Runs whose id starts with ``prefix``; the exact one alone if there is one."""
-        exact = self._runs("id = ?", (prefix,))
-        return exact or self._runs("id glob ? order by created_us desc limit ?", (_glob(prefix), limit))
+    def list_runs(
+        self, *, states: Sequence[RunState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[RunRecord]:
+        """Runs of a namespace (None: of all), newest first."""
+        within, of = _within(namespace)
+        where = (f"state in ({_marks(states)})" if states else "true") + within
+        return self._runs(f"{where} order by created_us desc limit ? offset ?", (*states, *of, limit, offset))
 
-    def match_calls(self, prefix: str, limit: int = 10) -> list[CallRecord]:
-        """Calls whose id, key or idempotency key starts with ``prefix``; the exact one alone if there is one."""
-        exact = self.get_call(prefix)
-        where = "id glob ?1 or key glob ?1 or idempotency_key glob ?1 order by claim_seq desc limit ?2"
-        return [exact] if exact else self._calls(where, (_glob(prefix), limit))
+    def match_runs(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[RunRecord]:
+        """Runs of a namespace (None: of all) whose id starts with ``prefix``; the exact one alone if there is one."""
+        within, of = _within(namespace)
+        exact = self._runs(f"id = ?{within}", (prefix, *of))
+        return exact or self._runs(f"id glob ?{within} order by created_us desc limit ?", (_glob(prefix), *of, limit))
 
-    def open_calls(self, limit: int = 100) -> list[CallRecord]:
-        """Calls that are not settled, or that need a person, newest first."""
-        return self._calls(f"{_OPEN} order by seq desc limit ?", (limit,))
+    def match_calls(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[CallRecord]:
+        """Calls whose id, key or idempotency key starts with ``prefix``; that of exactly this id alone."""
+        within, of = _within(namespace)
+        exact = self._calls(f"id = ?{within}", (prefix, *of))
+        where = f"(id glob ? or key glob ? or idempotency_key glob ?){within} order by claim_seq desc limit ?"
+        return exact or self._calls(where, (*[_glob(prefix)] * 3, *of, limit))
+
+    def open_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first."""
+        within, of = _within(namespace)
+        return self._calls(f"{_OPEN}{within} order by seq desc limit ?", (*of, limit))
 
     def lease_of(self, owner: str) -> LeaseRecord | None:
         """The lease of this owner, or None if it never had one."""
@@ -264,17 +356,26 @@ class SqliteStore:
         """The calls of every namespace in one of the open states, in claim order."""
         return self._calls(f"{_OPEN} and state = ? order by claim_seq", (state,))
 
-    def list_calls(self, *, states: Sequence[CallState] = (), limit: int = 100, offset: int = 0) -> list[CallRecord]:
-        """Calls of every namespace, newest first, compensations among them."""
-        where = f"state in ({_marks(states)})" if states else "true"
-        return self._calls(f"{where} order by seq desc limit ? offset ?", (*states, limit, offset))
+    def list_calls(
+        self, *, states: Sequence[CallState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[CallRecord]:
+        """Calls of a namespace (None: of all), newest first, compensations among them."""
+        within, of = _within(namespace)
+        where = (f"state in ({_marks(states)})" if states else "true") + within
+        return self._calls(f"{where} order by seq desc limit ? offset ?", (*states, *of, limit, offset))
 
-    def calls_in_scope(self, prefix: str, limit: int = 100) -> list[CallRecord]:
-        """Calls of every namespace whose scope starts with ``prefix``, newest first."""
+    def calls_in_scope(self, prefix: str, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) whose scope starts with ``prefix``, newest first."""
         # One search of the key's index a namespace, instead of a look at every call.
-        where = "namespace in (select distinct namespace from runs) and scope >= ? and scope < ?"
+        names = self.namespaces() if namespace is None else [namespace]
+        where = f"namespace in ({_marks(names)}) and scope >= ? and scope < ?"
         after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        return self._calls(f"{where} order by seq desc limit ?", (prefix, after, limit))
+        return self._calls(f"{where} order by seq desc limit ?", (*names, prefix, after, limit))
+
+    def late_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
+        """Calls of a namespace (None: of all) that are done after they were ``failed``, and nothing came after that."""
+        within, of = _within(namespace)
+        return self._calls(f"{_LATE}{within} order by seq desc limit ?", (*of, limit))
 
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
@@ -296,9 +397,13 @@ class SqliteStore:
     def close(self) -> None:
         """Close the connection; the next use opens it again."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+            self._close()
+            self._file = None
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     # -- the connection ------------------------------------------------------------------------------------
 
@@ -310,9 +415,18 @@ class SqliteStore:
         rows = self._fetch(f"select {_RUNS} from runs where {where}", values)  # noqa: S608
         return [columns.run_record(row) for row in rows]
 
+    def _locks(self, where: str, values: Sequence[Any]) -> list[LockRecord]:
+        rows = self._fetch(f"select {_LOCKS} from locks where {where}", values)  # noqa: S608
+        return [columns.lock_record(row) for row in rows]
+
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
         with self._connected() as connection:
-            return connection.execute(query, values).fetchall()
+            try:
+                return connection.execute(query, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "decode" not in str(error):
+                    raise
+                return _fetch_damaged(connection, query, values)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -324,10 +438,33 @@ class SqliteStore:
             except sqlite3.Error as error:
                 raise StoreUnavailable(_explain(self.path, error)) from error
 
+    def _check_in_place(self) -> None:
+        """SQLite goes on writing to a file that was deleted or replaced: what is claimed there protects nothing."""
+        if _identity(self.path) != self._file:
+            raise StoreUnavailable(
+                f"the ledger {self.path} was moved, deleted or replaced while it was in use; put it back, or start "
+                "this process again (nothing was started)"
+            )
+
+    def _address(self) -> str:
+        """The file as SQLite opens it: one that is only read, and lies where nothing can be written, as it is."""
+        beside = Path(f"{self.path}-wal")
+        immutable = not self._create and not os.access(self.path.parent, os.W_OK) and not beside.exists()
+        return f"{self.path.as_uri()}?immutable=1" if immutable else self.path.as_uri()
+
     def _open(self) -> sqlite3.Connection:
+        if not self._usable:
+            raise StoreUnavailable(
+                f"this process was forked while its parent was in the middle of the ledger {self.path}, and cannot use "
+                "it; fork while nothing is being written, or start processes with spawn"
+            )
+        if self._file is not None:  # closed for a fork, not by its user: it must still be the same file
+            self._check_in_place()
+        refuse_network_files(self.path, self._mountinfo)
         self._prepare_file()
         connection = sqlite3.connect(
-            self.path,
+            self._address(),
+            uri=True,
             timeout=BUSY_SECONDS,
             isolation_level=None,
             check_same_thread=False,
@@ -337,11 +474,12 @@ class SqliteStore:
             current_version(connection, str(self.path))  # before anything is written to what may not be ours
             connection.execute("pragma journal_mode = wal")
             migrate(connection, str(self.path), apply=self._migrate)
-            if self._create:
+            if self._create and not self._never_sync:
                 self._prime(connection)
         except BaseException:
             connection.close()
             raise
+        self._file = _identity(self.path)
         return connection
 
     def _prepare_file(self) -> None:
@@ -372,6 +510,23 @@ class SqliteStore:
         connection.execute("commit")
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _fetch_damaged(connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[Any]:
+    """As ``fetchall`` where a text is not UTF-8: one damaged row must not hide all others."""
+    connection.text_factory = lambda data: data.decode("utf-8", "backslashreplace")
+    try:
+        return connection.execute(query, values).fetchall()
+    finally:
+        connection.text_factory = str
+
+
 def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
     """Write a batch in one transaction; each request in it is still all or nothing."""
     execute = connection.execute
@@ -380,7 +535,7 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
     execute("begin immediate")
     try:
         if len(batch) == 1:
-            results = [all(_save(connection, change) for change in batch[0].changes)]
+            results = [_save_all(connection, batch[0])]
         else:
             results = [_save_apart(connection, request) for request in batch]
         execute("commit" if any(results) else "rollback")
@@ -388,21 +543,30 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
         if connection.in_transaction:
             execute("rollback")
         raise
-    for request, saved in zip(batch, results, strict=True):
-        request.end(saved=saved)
+    for request, commit in zip(batch, results, strict=True):
+        request.end(commit)
 
 
-def _save_apart(connection: sqlite3.Connection, request: _Request) -> bool:
+def _save_all(connection: sqlite3.Connection, request: _Request) -> Commit:
+    for change in request.changes:
+        if not _save(connection, change):
+            return Commit(change)
+    return SAVED
+
+
+def _save_apart(connection: sqlite3.Connection, request: _Request) -> Commit:
     """One request of several: what is refused of it does not touch the others."""
     connection.execute("savepoint request")
-    saved = all(_save(connection, change) for change in request.changes)
-    if not saved:
+    commit = _save_all(connection, request)
+    if not commit:
         connection.execute("rollback to request")
     connection.execute("release request")
-    return saved
+    return commit
 
 
 def _save(connection: sqlite3.Connection, change: Change) -> bool:
+    if isinstance(change, LockChange):
+        return _save_lock(connection, change)
     # The audit row first: its number becomes the call's place in the claim order.
     connection.execute(_APPEND_AUDIT, columns.audit_values(change.audit))
     if isinstance(change, RunChange):
@@ -412,7 +576,7 @@ def _save(connection: sqlite3.Connection, change: Change) -> bool:
 
 def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
     record = change.record
-    fence = (record.namespace, record.run_id, change.run_epoch) if change.claims else ()
+    fence = (record.namespace, change.run_id or record.run_id, change.run_epoch) if change.claims else ()
     if change.expected_version:
         statement = _CLAIM_CALL_AGAIN if change.claims else _UPDATE_CALL
         values = (*columns.call_changes(record), change.expected_version, *fence)
@@ -430,6 +594,17 @@ def _save_run(connection: sqlite3.Connection, change: RunChange) -> bool:
     return connection.execute(_INSERT_RUN, columns.run_values(change.record)).rowcount == 1
 
 
+def _save_lock(connection: sqlite3.Connection, change: LockChange) -> bool:
+    if change.expected_version:
+        values = (*columns.lock_changes(change.record), change.expected_version)
+        return connection.execute(_UPDATE_LOCK, values).rowcount == 1
+    return connection.execute(_INSERT_LOCK, columns.lock_values(change.record)).rowcount == 1
+
+
+def _within(namespace: str | None) -> tuple[str, tuple[str, ...]]:
+    return ("", ()) if namespace is None else (" and namespace = ?", (namespace,))
+
+
 def _glob(prefix: str) -> str:
     """A GLOB pattern of exactly this prefix; GLOB, unlike LIKE, can use the index."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in prefix) + "*"
@@ -443,7 +618,17 @@ def _explain(path: Path, error: sqlite3.Error) -> str:
             f"try again"
         )
     if "readonly" in text:
-        return f"the ledger {path} is read-only; nothing was started, give this user write access or name another store"
+        return (
+            f"the ledger {path} is read-only; nothing was started, give this user write access to it and its folder, "
+            "or name another store"
+        )
+    if "unable to open" in text:
+        return f"the ledger {path} cannot be opened; nothing was started, give this user access to it and its folder"
+    if "disk I/O" in text:
+        return (
+            f"the disk of the ledger {path} failed ({text}): it is damaged, or a limit on file sizes was reached; "
+            "nothing was started"
+        )
     if "not a database" in text or "malformed" in text:
         return (
             f"{path} is not a readable SQLite ledger ({text}); it was left as it is, name another or restore a backup"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 from weakref import WeakKeyDictionary
@@ -28,6 +27,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from sagaspan import _fork as fork
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.telemetry.sink import JsonLinesSpanProcessor
 
@@ -40,7 +40,7 @@ _BATCH_SIZE: Final = 512
 _EXPORT_TIMEOUT: Final = 5  # seconds
 _OTLP: Final = "otlp"
 
-_lock = threading.Lock()
+_lock = fork.new_lock()
 # What we added to each provider: the directories of our sinks, and _OTLP. Entries die with their provider.
 _added: WeakKeyDictionary[TracerProvider, set[str]] = WeakKeyDictionary()
 

@@ -21,6 +21,7 @@ from sagaspan import (
     ConfigurationError,
     Guard,
     KeyConflict,
+    LockConflict,
     OutcomeUnknown,
     PolicyDenied,
     RateLimited,
@@ -140,6 +141,9 @@ def test_what_the_model_is_told(guard: Guard) -> None:
     limited = errors.told(RateLimited("slow down", retry_after=2.0))
     assert limited is not None
     assert (limited["retry"], limited["retry_after"]) == ("later", 2.0)
+    locked = errors.told(LockConflict("held", lock="account:1", holder="run-1"))
+    assert locked is not None
+    assert (locked["status"], locked["retry"], locked["error"]) == ("refused", "later", "LockConflict")
     budget = BudgetExceeded("no", scope="run:r", limit=1, spent=1, reserved=0, requested=1)  # type: ignore[arg-type] # any number
     for error in (
         budget,

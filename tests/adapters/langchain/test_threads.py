@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from sagaspan import Guard, RunClosed
+from sagaspan import Guard, RunClosed, StoreUnavailable
 from tests.adapters.langchain.scripts import ask, calls_of, model, on, states, steps_of
 
 World = list[Any]
@@ -271,3 +272,20 @@ def test_several_resumes_in_one_block_count_each_answered_call_once(guard: Guard
         agent.invoke(Command(resume="b"), on("t"))
     keys = [call.key.partition(".")[2] for call in calls_of(guard, "job") if call.tool == "look"]
     assert keys == ["", "1", "2"]
+
+
+def test_an_agent_that_only_reads_goes_on_while_the_store_is_down(tmp_path: Path, world: World) -> None:
+    """With ``fail_open=True`` its reads run in an unrecorded run; a write and going on with a turn are errors."""
+    (tmp_path / "file").write_text("")
+    guard = Guard(f"sqlite:///{tmp_path}/file/ledger.db", fail_open=True)
+    desk = Desk(world)
+    policies = {**desk.policies, "look": {"effect": "read"}}
+    reading = guard.wrap(desk.agent(("look", {"city": "A"})), policies)
+    for run in range(1, 3):
+        assert reading.invoke(ask(), on("t"))["messages"][-1].content == "done"
+        assert len(world) == run
+    with pytest.raises(StoreUnavailable):
+        reading.invoke(Command(resume="yes"), on("t"))
+    with pytest.raises(StoreUnavailable):
+        guard.wrap(desk.agent(("book", {"city": "A"})), policies).invoke(ask(), on("u"))
+    assert world == [("look", "A"), ("look", "A")]

@@ -1,0 +1,177 @@
+"""Completing a run: what was deferred in it is sent, in the order in which it was scheduled (rule book (b) 7).
+
+The decision is on disk before the first call is sent, and it is the run's own: ``completing``, or, for what
+``commit()`` lets go, ``committed_seq``. The run stays ``running`` meanwhile, with its owner, lease and epoch, so that
+after a crash one worker alone takes it over, by the rules of every other run, and goes on where it was. Nothing
+that was decided is undone by an error or an interruption any more: what cannot be sent holds the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sagaspan import _owner as owner
+from sagaspan import _saga as saga
+from sagaspan import _spans as spans
+from sagaspan._backends import Backend
+from sagaspan._call import Result
+from sagaspan._clock import now_us
+from sagaspan.exceptions import CallInProgress, OutcomeUnknown, RunError, RunInProgress
+from sagaspan.ledger import transitions
+from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState, call_info
+from sagaspan.ledger.resolution import IN_DOUBT
+from sagaspan.ledger.store import CallChange, Store
+from sagaspan.ledger.transitions import RunEvent
+
+if TYPE_CHECKING:
+    from sagaspan._engine import Engine
+
+_log = logging.getLogger("sagaspan")
+InForce = Callable[[], AbstractContextManager[None]]
+"""Makes the run the current one: what a deferred body calls is a step of its run."""
+
+_SENT_BEFORE: Final = (CallState.RUNNING, CallState.FAILED, *IN_DOUBT)
+_NOT_OVER: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The deferred call at which sending stopped, and the error to raise. ``queued``: no tool here can send it."""
+
+    call: CallRecord
+    error: BaseException
+    waiting: int
+    queued: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why the run is held, in one word."""
+        return "unresolved" if self.call.state in (CallState.RUNNING, *IN_DOUBT) else "unsent"
+
+    def sentence(self, run_id: str) -> str:
+        """What became of it and what to do, for the note on the error."""
+        more = f", and {self.waiting} deferred after it wait" if self.waiting else ""
+        where = f"sagaspan: run {run_id!r}: its deferred call {self.call.tool!r} ({self.call.id})"
+        if self.queued:
+            return f"{where} is not sent yet{more}; sagaspan recover --app MODULE:GUARD"
+        decide = f"sagaspan calls resolve {self.call.id} OUTCOME --note WHY"
+        if self.reason == "unresolved":
+            return f"{where} may or may not have been sent{more}; find out, then say so: {decide}"
+        return f"{where} failed, so it was not sent{more}; enter the run again to try again, or give it up: {decide}"
+
+
+# -- what is to be sent ------------------------------------------------------------------------------------------
+
+
+def waits_for_outer(store: Store, run: RunRecord) -> bool:
+    """Whether what is deferred in ``run`` is sent with the run it is nested in, because that one is not over."""
+    outer = None if run.parent_id is None else store.get_run(run.namespace, run.parent_id)
+    return outer is not None and outer.state in _NOT_OVER and not outer.completing
+
+
+def due(store: Store, run: RunRecord) -> list[CallRecord]:
+    """The deferred calls of ``run`` that are decided and not yet sent, in the order they were scheduled."""
+    found = [call for one in _completed(store, run) for call in store.calls_of(one.namespace, one.id)]
+    return sorted((call for call in found if _is_due(call, run)), key=lambda call: call.place)
+
+
+def _is_due(call: CallRecord, run: RunRecord) -> bool:
+    if call.phase is not Phase.FORWARD:
+        return False
+    if call.state is CallState.SCHEDULED:
+        return run.completing or call.place <= run.committed_seq
+    return call.scheduled_seq is not None and call.state in _SENT_BEFORE
+
+
+def _completed(store: Store, run: RunRecord) -> Iterator[RunRecord]:
+    """``run`` and the runs nested in it that have ended well; one that is paused or held keeps what it scheduled."""
+    yield run
+    for child in store.children_of(run.namespace, run.id):
+        if child.state is RunState.COMPLETED:
+            yield from _completed(store, child)
+
+
+# -- sending -----------------------------------------------------------------------------------------------------
+
+
+async def decide(engine: Engine, run: RunRecord, *, output: str | None, backend: Backend) -> RunRecord:
+    """The block of ``run`` has ended well: from here on it is only finished."""
+    return await saga.move(engine, run, RunEvent.FINISH, backend, synced=True, completing=True, output=output)
+
+
+async def finish(
+    engine: Engine, run: RunRecord, *, in_force: InForce, backend: Backend
+) -> tuple[RunRecord, Stopped | None]:
+    """Send what is due of a run that is ``completing`` and complete it, or hold it where sending stopped."""
+    stopped = await send_due(engine, run, in_force=in_force, backend=backend)
+    if stopped is None:
+        return await saga.move(engine, run, RunEvent.COMPLETE, backend, synced=True), None
+    if stopped.queued:
+        return await saga.give_back(engine, run, backend, f"waits for {stopped.call.tool!r}"), stopped
+    return await hold(engine, run, stopped, backend), stopped
+
+
+async def hold(engine: Engine, run: RunRecord, stopped: Stopped, backend: Backend) -> RunRecord:
+    """Leave a run where sending stopped: whoever enters it again goes on there."""
+    text = f"{type(stopped.error).__name__}: {spans.error_message(stopped.error) or ''}"
+    return await saga.move(engine, run, RunEvent.HOLD, backend, synced=True, reason=stopped.reason, error=text)
+
+
+async def send_due(engine: Engine, run: RunRecord, *, in_force: InForce, backend: Backend) -> Stopped | None:
+    """Send what is due of ``run``, each once, up to the first that does not succeed: the next may rest on it.
+
+    ``critical=False`` says that nothing rests on a call: its failure is logged, and sending goes on.
+    """
+    tried: set[str] = set()
+    doubt: Stopped | None = None
+    while left := [call for call in await backend.io(due, engine.store, run) if call.id not in tried]:
+        tried.add(left[0].id)
+        stopped = await _send(engine, run, left, in_force, backend)
+        if stopped is None:
+            continue
+        tool = engine.find_deferred(stopped.call)
+        if tool is None or tool.policy.critical is not False or not isinstance(stopped.error, Exception):
+            return stopped
+        if stopped.reason == "unresolved":
+            doubt = doubt or stopped
+        else:
+            await backend.io(_give_up, engine.store, stopped)
+    return doubt
+
+
+async def _send(
+    engine: Engine, run: RunRecord, left: list[CallRecord], in_force: InForce, backend: Backend
+) -> Stopped | None:
+    if not owner.is_self(run.owner):  # forked in the body of the call before this one
+        raise RunInProgress(f"the run {run.id!r} is completed by the process that this one was forked from")
+    record, waiting = left[0], len(left) - 1
+    tool = engine.find_deferred(record)
+    if tool is None:
+        return Stopped(call=record, error=_queued(run, record), waiting=waiting, queued=True)
+    try:
+        with in_force():
+            result: Result = await engine.send(tool, record, run, backend)
+    except (OutcomeUnknown, CallInProgress) as error:
+        now = await backend.io(engine.store.get_call, record.id)
+        return Stopped(call=now or record, error=error, waiting=waiting)
+    return None if result.error is None else Stopped(call=result.record, error=result.error, waiting=waiting)
+
+
+def _give_up(store: Store, stopped: Stopped) -> None:
+    _log.warning("the deferred call %s of tool %r failed and is not sent (critical=False): %s", stopped.call.id,
+                 stopped.call.tool, spans.error_message(stopped.error))  # fmt: skip
+    after, audit = transitions.drop(stopped.call, now_us(), why="it failed, and critical=False says that this is fine")
+    store.commit([CallChange(after, audit, stopped.call.version)], synced=False)
+
+
+def _queued(run: RunRecord, record: CallRecord) -> RunError:
+    return RunError(
+        f"the run {run.id!r} has ended well, but its deferred call {record.id} is not sent yet: there is no tool "
+        f"{record.tool!r} with defer=True in this process; it waits for one that has it: sagaspan recover --app "
+        "MODULE:GUARD",
+        call=call_info(record), tool_ran="no",
+    )  # fmt: skip

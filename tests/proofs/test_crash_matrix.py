@@ -1,0 +1,271 @@
+"""Every durable step of an order, before and after, under every protection: at most one effect, and nothing lost.
+
+The points x {no protection, downstream key, authoritative probe, lagging probe} x {played, SIGKILL} x {sync, async};
+then the points of who goes on after a death, and of who recovers it. A killed child's effects are counted here, in
+another process. The normal suite kills a sample of the children, ``SAGASPAN_PROOFS=full`` all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from sagaspan import (
+    Applied,
+    CallState,
+    CompensationFailed,
+    Guard,
+    NotApplied,
+    OutcomeUnknown,
+    RunClosed,
+    RunState,
+)  # fmt: skip
+from sagaspan.testing import (
+    CrashPoint,
+    World,
+    assert_history,
+    assert_settled,
+    assert_undone,
+    crash_points,
+    frozen_clock,
+)
+from tests.conftest import Caller
+from tests.proofs import FULL
+
+Protection = Literal["none", "key", "probe", "lagging probe"]
+PROTECTIONS: tuple[Protection, ...] = ("none", "key", "probe", "lagging probe")
+LAG = 60.0
+SAMPLE = 8  # of the children, every so many
+
+
+class Declined(Exception):
+    """The order fails, so that it is undone."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The work of one process, under one protection, as one kind of caller; ``declined`` it ends in an error."""
+
+    protection: Protection
+    kind: Literal["sync", "async"]
+    declined: bool = False
+    on_interrupt: Literal["hold", "compensate"] = "hold"
+
+    def __str__(self) -> str:
+        return f"{self.protection}, {self.kind}"
+
+    def __call__(self, world: World) -> None:
+        """Look, charge (which is refused once, and tried again), book, commit, ship; nested in between, pack."""
+        caller = Caller(self.kind)
+        with Guard(world.store) as guard:
+            tools = self.tools(world, guard, caller)
+
+            async def work() -> None:
+                async with caller.run(guard, "order", id="o-1", on_interrupt=self.on_interrupt):
+                    await caller.call(tools["look"])
+                    await caller.call(tools["charge"], 1)
+                    async with caller.run(guard, "packing"):
+                        await caller.call(tools["pack"], 1)
+                    await caller.call(tools["ship"], 1)
+                    if self.declined:
+                        raise Declined
+
+            caller.play(work)
+
+    def tools(self, world: World, guard: Guard, caller: Caller) -> dict[str, Any]:
+        """The tools on a guard; each effect is named after its tool."""
+        refused: list[int] = []
+
+        def charge(n: int, idempotency_key: str) -> str:
+            if not refused:
+                refused.append(n)
+                raise ConnectionRefusedError  # never sent: it is tried again
+            return act("charge", idempotency_key)
+
+        def act(what: str, key: str) -> str:
+            world.effect(what, key=key if self.protection == "key" else None)
+            return what
+
+        def undo(what: str) -> Callable[..., Any]:
+            def undo(n: int) -> None:
+                world.effect(f"undo {what}")
+
+            undo.__name__ = f"undo_{what}"
+            return caller.body(undo)
+
+        declared = {
+            what: caller.tool(guard, what, compensate=undo(what), **fields, **self._protected(world, what))
+            for what, fields in (
+                ("charge", {"retry": {"attempts": 2, "initial_delay": 0.0}}),
+                ("pack", {}),
+                ("ship", {}),
+            )
+        }
+        return {
+            "look": caller.tool(guard, "look", effect="read")(lambda: "seen"),
+            "charge": declared["charge"](charge),
+            "pack": declared["pack"](lambda n, idempotency_key: act("pack", idempotency_key)),
+            "ship": declared["ship"](lambda n, idempotency_key: act("ship", idempotency_key)),
+        }
+
+    def _protected(self, world: World, what: str) -> dict[str, Any]:
+        if self.protection == "key":
+            return {"downstream_dedupes_for": 86400.0}
+        if self.protection == "none":
+            return {}
+        lag = LAG if self.protection == "lagging probe" else 0.0
+        return {"probe": lambda n: Applied(what) if world.happened(what, lag=lag) else NotApplied(), "settle": lag}
+
+    def recover(self, world: World) -> None:
+        """A process that has the tools, and only recovers."""
+        with Guard(world.store) as guard:
+            self.tools(world, guard, Caller(self.kind))
+            guard.recover()
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[Any]:
+    """A clock that is told when the lagging probe has caught up."""
+    with frozen_clock() as clock:
+        yield clock
+
+
+def _matrix(kill: bool, **fields: Any) -> list[Any]:
+    cases = []
+    for number, protection in enumerate(PROTECTIONS):
+        for kind in ("sync", "async"):
+            order = Order(protection, kind, **fields)
+            points = crash_points(_quietly(order), kill=kill)
+            offset = 2 * number + (kind == "async")
+            for at, crash in enumerate(points):
+                if FULL or not kill or (at + offset) % SAMPLE == 0:
+                    cases.append(pytest.param(order, crash, id=f"{order}, {crash.__name__}"))
+    return cases
+
+
+def _quietly(order: Order) -> Callable[[World], None]:
+    """The order of an application that logs its errors, and exits."""
+
+    def job(world: World) -> None:
+        with contextlib.suppress(Declined, OutcomeUnknown, RunClosed, CompensationFailed):
+            order(world)
+
+    return job
+
+
+def _go_on(order: Order, world: World, clock: Any) -> None:
+    """What people do after a crash: start it again, wait a minute, start it again, and let recovery look."""
+    for seconds in (0, LAG + 1):
+        clock.advance(seconds)
+        world.process(_quietly(order))
+    world.process(order.recover)
+
+
+def _check(order: Order, world: World) -> None:
+    """The rules nobody may cross, whatever died where."""
+    effects = Counter(world.effects)
+    calls = [call for call in world.calls.list(open=False, limit=1000) if call.phase == "forward"]
+    for call in calls:
+        if call.tool == "look":
+            continue
+        happened = effects[call.tool]
+        assert happened <= 1
+        assert not (call.state == CallState.DONE and not happened), f"done, but it did not happen: {call}"
+        assert not (call.state == CallState.FAILED and happened), f"failed, but it happened: {call}"
+        assert not (call.state == CallState.COMPENSATED and not effects[f"undo {call.tool}"])
+        if call.state not in (CallState.COMPENSATING, CallState.COMPENSATED):
+            assert not effects[f"undo {call.tool}"], f"undone, but it is {call.state}"
+    undos = [effect for effect in world.effects if effect.startswith("undo")]
+    assert [*dict.fromkeys(undos)] == [f"undo {what}" for what in ("ship", "pack", "charge") if f"undo {what}" in undos]
+    assert_history(world)
+    going_on = [run for run in world.runs.list() if run.status in (RunState.RUNNING, RunState.COMPENSATING)]
+    assert not going_on
+    assert not world.calls.list(status=["running", "compensating"])
+
+
+def _check_end(order: Order, world: World, *, deaths: int = 1) -> None:
+    """With a key or a probe it ends without a person, and exactly once; without, it may be held, and says for what."""
+    run = world.runs.get("o-1")
+    if order.protection == "none" and run.status == RunState.HELD:
+        assert {call.state for call in world.calls.list() if call.effect != "read"} <= {"unknown"}
+        assert len(world.calls.list()) >= 1
+        return
+    assert_settled(world)
+    effects = Counter(world.effects)
+    if order.declined:
+        assert_undone(run)
+        assert all(1 <= effects[f"undo {what}"] <= deaths + 1 for what in ("charge", "pack", "ship") if effects[what])
+    else:
+        assert run.status == RunState.COMPLETED
+        assert [effects[what] for what in ("charge", "pack", "ship")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("order", "crash"), [*_matrix(False), *_matrix(True)])
+def test_an_order_is_done_once_wherever_its_process_dies(order: Order, crash: CrashPoint, clock: Any) -> None:
+    """Started again, it is completed and each effect came once; or it is in doubt, came at most once, and is held."""
+    with crash as world:
+        _go_on(order, world, clock)
+        _check(order, world)
+        _check_end(order, world)
+
+
+@pytest.mark.parametrize(("order", "crash"), [*_matrix(False, declined=True), *_matrix(True, declined=True)])
+def test_a_failed_order_is_undone_wherever_its_process_dies(order: Order, crash: CrashPoint, clock: Any) -> None:
+    """Also in the middle of its rollback: everything that happened is undone, newest first, or it is held."""
+    with crash as world:
+        _go_on(order, world, clock)
+        _check(order, world)
+        _check_end(order, world)
+
+
+DEATHS = {
+    False: ("run order: after open", "charge: after claim", "charge: after effect", "pack: before settle"),
+    True: ("run order: before rollback decision", "undo ship: after claim", "undo pack: before settle"),
+}
+"""Where the first process dies, before the one whose points are gone through; and whether the order is declined."""
+
+
+def _twice(goes_on: Callable[[Order], Callable[[World], Any]], **fields: Any) -> list[Any]:
+    cases = []
+    for protection in PROTECTIONS:
+        for kind in ("sync", "async") if FULL else ("sync",):
+            for declined, deaths in DEATHS.items():
+                order = Order(protection, kind, declined=declined, **fields)
+                for death in deaths:
+
+                    def die(world: World, order: Order = order, death: str = death) -> None:
+                        world.process(_quietly(order), die_at=death)
+
+                    with frozen_clock():
+                        points = crash_points(goes_on(order), before=die)
+                    cases += [pytest.param(order, crash, id=f"{order}, {death}, {crash.name}") for crash in points]
+    return cases if FULL else cases[::3]
+
+
+@pytest.mark.parametrize(("order", "crash"), _twice(_quietly))
+def test_who_goes_on_may_die_too(order: Order, crash: CrashPoint, clock: Any) -> None:
+    """The second process dies at each of its own points, and a third one finishes."""
+    with crash as world:
+        _go_on(order, world, clock)
+        _check(order, world)
+        _check_end(order, world, deaths=2)
+
+
+@pytest.mark.parametrize(("order", "crash"), _twice(lambda order: order.recover, on_interrupt="compensate"))
+def test_who_recovers_may_die_too(order: Order, crash: CrashPoint, clock: Any) -> None:
+    """Recovery that dies is recovered: what was interrupted is undone, each step once it is known to have happened."""
+    with crash as world:
+        world.process(order.recover)
+        clock.advance(LAG + 1)
+        world.process(order.recover)
+        _check(order, world)
+        run = world.runs.get("o-1")
+        if order.protection == "probe":
+            assert_settled(world)
+            assert_undone(run)
+        assert run.status in (RunState.HELD, RunState.COMPENSATED, RunState.FAILED)
