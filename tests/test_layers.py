@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "sagaspan"
 ADAPTERS = ROOT / "adapters"
 
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
-BASE = {"_checks", "exceptions", "semconv", "codecs", "keys", "_clock", "_fork", "_owner", "_home"}
+BASE = {"_checks", "exceptions", "semconv", "codecs", "keys", "_clock", "_durations", "_fork", "_owner", "_home"}
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
     "_spans",
@@ -24,6 +24,7 @@ ALLOWED = {
     "codecs": set(),
     "keys": set(),
     "_clock": set(),
+    "_durations": {"exceptions", "_checks"},
     "_fork": set(),
     "_owner": {"_fork"},
     "_home": {"exceptions"},
@@ -54,7 +55,9 @@ ALLOWED = {
     "_recovery": DATA | {"ledger", "_alone", "_completion", "_endings", "_retries", "_rollback", "_run", "_saga"},
     "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
     "_adapters": {"exceptions", "_checks"},
-    "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_views"},
+    "_prune": BASE | {"ledger"},
+    "_guard": DATA
+    | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_prune", "_adapters", "_views"},
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
     "telemetry": {"exceptions", "_checks", "semconv", "telemetry", "_fork", "_home"},
     "index": {"exceptions", "semconv", "index"},

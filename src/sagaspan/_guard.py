@@ -28,6 +28,7 @@ from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._engine import Engine, Origin, call_sync
 from sagaspan._middleware import Middleware
+from sagaspan._prune import Pruned, Pruner, cutoff_us
 from sagaspan._recovery import Recoverer, Recovery
 from sagaspan._rollback import Undone
 from sagaspan._run import Run
@@ -361,6 +362,39 @@ class Guard:
             stopped.append(True)
             await asyncio.wait([work])
             raise
+
+    def prune(self, *, older_than: float | timedelta, dry_run: bool = False, forget_keys: bool = False) -> Pruned:
+        """Forget runs, and calls outside a run, that were settled ``older_than`` (seconds, or a ``timedelta``) ago.
+
+        Nothing that is open, in doubt, held or needs a person is forgotten, and no run with a done call under a
+        business key, unless ``forget_keys``. What is forgotten is new when it comes again: its run id is opened, its
+        key is called. Agents go on meanwhile; an interruption leaves what is not forgotten yet.
+
+        Raises ``ConfigurationError`` or ``StoreError``.
+        """
+        return self._pruner(older_than, forget_keys)(dry_run=dry_run)
+
+    async def aprune(
+        self, *, older_than: float | timedelta, dry_run: bool = False, forget_keys: bool = False
+    ) -> Pruned:
+        """As ``prune``, for asynchronous callers; a cancellation waits for the batch in hand."""
+        stopped: list[bool] = []
+        pruner = self._pruner(older_than, forget_keys, stop=lambda: bool(stopped))
+        work = asyncio.ensure_future(asyncio.to_thread(pruner, dry_run=dry_run))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stopped.append(True)
+            await asyncio.wait([work])
+            raise
+
+    def _pruner(
+        self, older_than: float | timedelta, forget_keys: bool, stop: Callable[[], bool] = lambda: False
+    ) -> Pruner:
+        return Pruner(
+            self._store, namespace=self._engine.namespace, before_us=cutoff_us(older_than), forget_keys=forget_keys,
+            stop=stop,
+        )  # fmt: skip
 
     def current_run(self) -> Run | None:
         """The run in force here, or None."""

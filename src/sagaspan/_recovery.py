@@ -19,6 +19,7 @@ from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
 from sagaspan._checks import check_count, check_seconds
 from sagaspan._clock import monotonic, now_us
+from sagaspan._durations import microseconds
 from sagaspan._endings import Ending
 from sagaspan._retries import ONCE, due_us
 from sagaspan._rollback import Steps, Undone, steps_of
@@ -449,9 +450,7 @@ def _wanted_undoing(run: RunRecord) -> bool:
 def _age_us(older_than: float | dt.timedelta | None) -> int:
     if older_than is None:
         return 0
-    seconds = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else older_than
-    check_seconds("older_than", seconds)
-    return round(seconds * 1e6)
+    return microseconds(older_than, "older_than")
 
 
 def merged(reports: Iterable[Recovery]) -> Recovery:
