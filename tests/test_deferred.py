@@ -738,7 +738,8 @@ class Letter:
 
 
 @pytest.mark.parametrize(("argument", "says"), [
-    (object(), "argument mail is a object, which cannot be recorded"), (Letter("ann"), "argument mail is a Letter"),
+    (object(), "argument mail is of the type object, which cannot be recorded"),
+    (Letter("ann"), "argument mail is a Letter"),
     ({"one": [Letter("ann")]}, r"argument mail.one\[0\]"),
 ])  # fmt: skip
 @pytest.mark.parametrize("key", [None, "'k'"])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from sagaspan._checks import signature_of
 from sagaspan.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def fillable(
     Raises ``ConfigurationError`` for a parameter that nothing can fill; ``what`` names the function.
     """
     declared, takes_all = set(), False
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in signature_of(function, f"{where}: the {what}").parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             takes_all = True
         elif parameter.kind in _FILLABLE and parameter.name in {*parameters, *reserved}:

@@ -18,9 +18,9 @@ from sagaspan import codecs
 from sagaspan._backends import SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
 from sagaspan._clock import new_id, now_us
-from sagaspan._compensation import Compensation, compensation_of, same_callable, same_handler
+from sagaspan._compensation import Compensation, compensation_of, name_of, same_callable, same_handler
 from sagaspan._context import current_call, current_run
-from sagaspan._middleware import Middleware, compose
+from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._probe import Probe
 from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
@@ -106,6 +106,8 @@ class Engine:
         self._require_run = require_run
         self._budgets = budgets or BudgetBook(None)
         self.budget = budget
+        self.made_run: Callable[[], Run | None] = lambda: None
+        self.at_first_end: Callable[[], None] | None = None
         self._unresolved: set[Tool] = set()
         # None: two of that name undo different things, so only the run that made a call knows which is meant.
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
@@ -115,7 +117,7 @@ class Engine:
         self._scheduled_with: dict[str, Tool] = {}
         self._lock = fork.new_lock()
         self._warned: set[str] = set()
-        self._middleware = tuple(middleware)
+        self._middleware = users_layers(middleware)
         self._innermost: tuple[Middleware, ...] = ()
         self.signals = Signals()
         self._work_on(store)
@@ -339,7 +341,17 @@ class Engine:
                 f"tool {tool.name!r} was called outside a run, and this guard has require_run=True; use with "
                 "guard.run(...)"
             )
-        if self.open_runs and tool.policy.declared_write and tool.name not in self._warned:
+        if not tool.policy.declared_write or tool.name in self._warned:
+            return None
+        if (made := self.made_run()) is not None and not made.was_entered:
+            self._warned.add(tool.name)
+            _log.warning(
+                "tool %r was called outside a run while the run %r was made but not entered, so this call is not "
+                "rolled back with it; write `with guard.run(...):`",
+                tool.name,
+                made.id,
+            )
+        elif self.open_runs:
             self._warned.add(tool.name)
             _log.warning(
                 "tool %r was called outside a run while a run is open: a plain thread does not inherit it, so "
@@ -526,6 +538,12 @@ class Engine:
             self._innermost = tuple(other for other in self._innermost if other is not layer)
             self._fold()
 
+    def first_end(self) -> None:
+        """The first run is over, or the guard: what was declared for nothing is known by now."""
+        told, self.at_first_end = self.at_first_end, None
+        if told is not None:
+            told()
+
     def settle(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
         self._ledger.settle_leftovers()
@@ -537,6 +555,7 @@ class Engine:
 
     def close(self) -> None:
         """End the session run and give the store back."""
+        self.first_end()
         self.settle()
         with self._lock:
             session, self._session = self._session, None
@@ -616,7 +635,13 @@ def _business_key(tool: Tool, arguments: Mapping[str, Any]) -> str:
             ) from error
     else:
         function: Any = tool.policy.key
-        value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
+        try:
+            value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
+        except Exception as error:
+            raise ConfigurationError(
+                f"tool {tool.name!r} did not run: its key function {name_of(function)!r} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
     if value is None or value == "":
         raise ConfigurationError(f"tool {tool.name!r} did not run: its key came out empty; it must name the operation")
     try:

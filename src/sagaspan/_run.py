@@ -87,6 +87,7 @@ class Run:
         self._on_budget = on_budget
         self.signals = Signals()
         self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
+        self.was_entered = False
         self._entered = False
         self._process = 0
         self._in_running_loop = False
@@ -188,6 +189,8 @@ class Run:
 
     def deactivate(self) -> None:
         """Undo the latest ``activate``; in the same context as that one."""
+        if not self._tokens:
+            raise ConfigurationError(f"the run {self.id!r} is left but was not entered; write `with guard.run(...)`")
         token, context = self._tokens.pop()
         if context is not None:
             otel_context.detach(context)
@@ -196,20 +199,20 @@ class Run:
 
     # -- what users do -----------------------------------------------------------------------------------------
 
-    def abort(self, why: str = "aborted") -> None:
-        """Refuse further calls; leaving the block then undoes everything and raises nothing.
+    def abort(self, why: object = "aborted") -> None:
+        """Refuse further calls; leaving the block then undoes everything and raises nothing. ``why`` is recorded.
 
         Outside the block it undoes at once. Raises ``CompensationFailed`` if something could not be undone.
         """
         self._check_ours("it is not aborted here")
-        self._aborted = why
+        self._aborted = _in_words(why)
         if not self._entered:
             self._raise(None, run_sync(self._abort_now(SYNC)))
 
-    async def aabort(self, why: str = "aborted") -> None:
+    async def aabort(self, why: object = "aborted") -> None:
         """As ``abort``, for asynchronous callers."""
         self._check_ours("it is not aborted here")
-        self._aborted = why
+        self._aborted = _in_words(why)
         if not self._entered:
             self._raise(None, await self._abort_now(ASYNCIO))
 
@@ -386,7 +389,9 @@ class Run:
             spans.end(span, {}, error)
             raise
         self.record, self.resumed, self.replaying = entered.record, entered.resumed, entered.replaying
-        self._span, self._entered = span, True
+        self._span, self._entered, self.was_entered = span, True, True
+        if self._reopen and entered.previous is not None and entered.previous.state is RunState.COMPLETED:
+            _log.warning("run %r was completed; with reopen=True it starts over, and does again what it did", self.id)
         self._uncertain = self._deferred = entered.resumed
         if self.resumed and not self.replaying:
             self.signals.load(await backend.io(self.engine.store.calls_of, self.record.namespace, self.record.id))
@@ -474,6 +479,8 @@ class Run:
                 report = await self._abort_now(backend)
         finally:
             self._over(error or (self._stopped.error if self._stopped else None))
+            if self._outer is None:
+                self.engine.first_end()
         return report
 
     def _end_unrecorded(self, error: BaseException | None) -> None:
@@ -624,6 +631,12 @@ def _recorded_output(record: RunRecord) -> Any:
         raise StoreError(
             f"the run {record.id!r} is completed, but its recorded output cannot be read: {problem}; nothing ran"
         ) from problem
+
+
+def _in_words(why: object) -> str:
+    """The reason that was given: an emergency brake works for an error, and for nothing."""
+    text = "" if why is None else str(why)
+    return text or ("aborted" if why is None or isinstance(why, str) else type(why).__name__)
 
 
 def _opening(record: RunRecord) -> dict[str, str]:

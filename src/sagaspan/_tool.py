@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sagaspan._checks import check_name, signature_of
 from sagaspan._compensation import Compensation, compensation_of, is_async_callable, name_of
 from sagaspan._cost import Cost, cost_of
 from sagaspan._probe import Probe, probe_of
@@ -112,14 +113,15 @@ def tool_of(
     send: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Tool:
     """``function`` as a tool under ``policy``; raises ``ConfigurationError`` for anything declared wrongly."""
-    name = name or name_of(function)
+    name = name_of(function) if name is None else name
+    check_name("name", name)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"tool {name!r} is a generator: its effect would come after its claim was settled; return a list instead"
         )
-    signature = signature or _signature(function, name)
+    signature = signature or signature_of(function, f"tool {name!r}")
     parameters, context = _split(signature, context)
-    _check_policy(name, policy)
+    _check_policy(name, policy, function)
     if policy.defer and (hidden := sorted(context - INJECTED)):
         raise ConfigurationError(
             f"tool {name!r} has defer=True, so it is sent from its record, perhaps by another process, where nobody "
@@ -152,22 +154,17 @@ def tool_behind(function: Any) -> Tool | None:
     return tool if isinstance(tool, Tool) else None
 
 
-def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"tool {name!r} has no readable signature; wrap it in a def with named arguments"
-        ) from error
-
-
 def _split(signature: inspect.Signature, context: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     names = list(signature.parameters)
     hidden = context | (INJECTED & set(names)) | ({names[0]} & {"self", "cls"} if names else set())
     return tuple(name for name in names if name not in hidden), frozenset(hidden)
 
 
-def _check_policy(name: str, policy: Policy) -> None:
+def _check_policy(name: str, policy: Policy, function: Callable[..., Any]) -> None:
+    if policy.compensate is not None and (policy.compensate == name or policy.compensate is function):
+        raise ConfigurationError(
+            f"tool {name!r} is to compensate itself, which would do it once more; name the function that undoes it"
+        )
     if policy.effect == "irreversible" and policy.approve is None and not policy.defer:
         raise ConfigurationError(
             f"tool {name!r} is irreversible: nothing can undo it, so it says defer=True to wait for the end of its "
@@ -222,7 +219,7 @@ def _expression(
         return expression
     if is_async_callable(value):
         raise ConfigurationError(f"{where}: its {field} function is async, but it is called without a loop; use def")
-    unknown = [name for name in inspect.signature(value).parameters if name not in parameters]
+    unknown = [name for name in signature_of(value, f"{where}: its {field}").parameters if name not in parameters]
     if unknown:
         raise ConfigurationError(
             f"{where}: nothing can fill the parameter {unknown[0]!r} of its {field} function; "
