@@ -476,6 +476,7 @@ class SqliteStore:
                 call for call in calls if _gone(connection, "calls where id = ? and version = ?", call.id, call.version)
             ]
             for call in gone:
+                _gone(connection, "usage where call_id = ?", call.id)
                 if call.locks is not None:
                     _gone(connection, "locks where namespace = ? and run_id = ? and call_id = ?",
                           call.namespace, call.run_id, call.id)  # fmt: skip
@@ -757,6 +758,8 @@ def _forget(connection: sqlite3.Connection, family: Family) -> Forgotten:
         whose = (run.namespace, run.id)
         audit_rows += _gone(connection, f"audit where namespace = ? and run_id = ? and {_NOT_THE_NEWEST}", *whose)
         _gone(connection, "calls where namespace = ? and run_id = ?", *whose)
+        _gone(connection, "usage where namespace = ? and run_id = ?", *whose)
+        _gone(connection, "budgets where namespace = ? and scope = ?", run.namespace, f"run:{run.id}")
         _gone(connection, "locks where namespace = ? and run_id = ?", *whose)
         _gone(connection, "runs where namespace = ? and id = ?", *whose)
     return Forgotten(runs=len(family.runs), calls=len(family.calls), audit_rows=audit_rows)
