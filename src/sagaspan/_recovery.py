@@ -17,7 +17,7 @@ from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
-from sagaspan._checks import check_count, check_seconds
+from sagaspan._checks import check_count
 from sagaspan._clock import monotonic, now_us
 from sagaspan._durations import microseconds
 from sagaspan._endings import Ending
