@@ -169,6 +169,16 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     )
 
 
+def stops_everything(error: BaseException) -> bool:
+    """Whether ``error`` asks the program to stop, rather than being how one body ended."""
+    if not isinstance(error, asyncio.CancelledError):
+        return not isinstance(error, Exception)
+    with contextlib.suppress(RuntimeError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return False
+
+
 async def _to_the_end(future: asyncio.Future[T]) -> Finished[T]:
     interrupted: BaseException | None = None
     while not future.done():

@@ -44,7 +44,8 @@ class Stubborn:
 
     async def __call__(self) -> str:
         self.started.set()
-        while not self.go_on.is_set():
+        deadline = time.monotonic() + 10
+        while not self.go_on.is_set() and time.monotonic() < deadline:
             try:
                 await asyncio.sleep(0.005)
             except asyncio.CancelledError:

@@ -7,6 +7,7 @@ import inspect
 import logging
 import random
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -25,8 +26,8 @@ from sagaspan._context import call_in_force
 from sagaspan._outcome import outcome_of
 from sagaspan._tool import INJECTED
 from sagaspan.exceptions import ApprovalPending, ConfigurationError, OutcomeUnknown, ToolTimeout
-from sagaspan.ledger.records import CallState
-from sagaspan.policy import Policy, Retry
+from sagaspan.ledger.records import CallState, Phase
+from sagaspan.policy import Retry
 
 _log = logging.getLogger("sagaspan")
 
@@ -96,6 +97,30 @@ class _Running:
                 self._gone()
         finally:
             owner.drop(watch_token(self._call_id))
+
+
+class UntilSettled:
+    """Keeps what comes late until the call that it belongs to is settled."""
+
+    __slots__ = ("_kept", "_lock")
+
+    def __init__(self) -> None:
+        self._kept: list[Callable[[], None]] | None = []
+        self._lock = threading.Lock()
+
+    def keep(self, step: Callable[[], None]) -> bool:
+        """Keep ``step`` until the call is settled; False if it is."""
+        with self._lock:
+            if self._kept is None:
+                return False
+            self._kept.append(step)
+            return True
+
+    def settled(self) -> list[Callable[[], None]]:
+        """What was kept; from now on nothing is."""
+        with self._lock:
+            kept, self._kept = self._kept or [], None
+        return kept
 
 
 class _Mark:
@@ -170,7 +195,7 @@ async def run_attempts(
         ended = await _marked_attempt(call, _Running(call.id, late, gone), save_mark, timeout())
         may_have_applied = may_have_applied or ended.state is CallState.UNKNOWN
         again = number < retry.attempts and _may_repeat(
-            ended, call.tool.policy, retry, in_doubt=may_have_applied, first_us=history.first_us
+            ended, call, retry, in_doubt=may_have_applied, first_us=history.first_us
         )
         delay = retry.delay(number, random.random) if again else 0.0
         if watch is not None:
@@ -273,8 +298,10 @@ def _filled(call: Call) -> dict[str, Any]:
     return filled
 
 
-def _may_repeat(ended: Ended, policy: Policy, retry: Retry, *, in_doubt: bool, first_us: int) -> bool:
-    error = ended.error
+def _may_repeat(ended: Ended, call: Call, retry: Retry, *, in_doubt: bool, first_us: int) -> bool:
+    error, policy = ended.error, call.tool.policy
+    if ended.given_up and call.phase is Phase.COMPENSATION:  # two of them must not run at once
+        return False
     if ended.suspended or not isinstance(error, Exception) or isinstance(error, ConfigurationError):
         return False
     if retry.on:
@@ -290,6 +317,8 @@ def _truthful(ended: Ended, may_have_applied: bool) -> Ended:
 
 
 def _timed_out(call: Call, seconds: float) -> ToolTimeout:
+    if call.phase is Phase.COMPENSATION:
+        return ToolTimeout(f"the compensation {call.tool.name!r} did not end within {seconds:.3g} s")
     if call.tool.policy.rerunnable:
         return ToolTimeout(f"tool {call.tool.name!r} did not answer within {seconds:g} s")
     return ToolTimeout(
