@@ -55,11 +55,13 @@ class Handler:
 class Compensation(Handler):
     """A compensating function, checked against the call it undoes; its ``idempotency_key`` is its own.
 
-    ``expect`` is asked before: True says that undoing overwrites nothing but what the call itself did.
+    ``expect`` is asked before: True says that undoing overwrites nothing but what the call itself did. ``timeout`` is
+    that of the tool that it is, if it is one.
     """
 
     module: str
     expect: Handler | None = None
+    timeout: float | None = None
 
 
 def compensation_of(
@@ -70,6 +72,7 @@ def compensation_of(
     name: str | None = None,
     empty_safe: bool = False,
     expect: Callable[..., Any] | None = None,
+    timeout: float | None = None,
 ) -> Compensation:
     """``function`` as the compensation of a call with ``parameters``.
 
@@ -80,7 +83,8 @@ def compensation_of(
     asked = None
     if expect is not None:
         asked = Handler(**_handler(expect, parameters, where=where, what="expectation", empty_safe=empty_safe))
-    return Compensation(**fields, module=getattr(function, "__module__", None) or "", expect=asked)
+    module = getattr(function, "__module__", None) or ""
+    return Compensation(**fields, module=module, expect=asked, timeout=timeout)
 
 
 def _handler(

@@ -251,7 +251,7 @@ class Engine:
             where = f"tool {tool.name!r}"
             compensation = compensation_of(
                 undo.function, tool.parameters, where=where, name=name, empty_safe=tool.policy.empty_safe,
-                expect=expectation(tool.policy),
+                expect=expectation(tool.policy), timeout=undo.policy.timeout,
             )  # fmt: skip
             self._know(tool.name, compensation)
             self._unresolved.discard(tool)

@@ -398,12 +398,14 @@ class Guard:
 
         Raises ``ConfigurationError`` or ``StoreError``.
         """
+        check_flag("dry_run", dry_run)
         return self._pruner(older_than, forget_keys)(dry_run=dry_run)
 
     async def aprune(
         self, *, older_than: float | timedelta, dry_run: bool = False, forget_keys: bool = False
     ) -> Pruned:
         """As ``prune``, for asynchronous callers; a cancellation waits for the batch in hand."""
+        check_flag("dry_run", dry_run)
         stopped: list[bool] = []
         pruner = self._pruner(older_than, forget_keys, stop=lambda: bool(stopped))
         work = asyncio.ensure_future(asyncio.to_thread(pruner, dry_run=dry_run))
@@ -417,6 +419,7 @@ class Guard:
     def _pruner(
         self, older_than: float | timedelta, forget_keys: bool, stop: Callable[[], bool] = lambda: False
     ) -> Pruner:
+        check_flag("forget_keys", forget_keys)
         return Pruner(
             self._store, namespace=self._engine.namespace, before_us=cutoff_us(older_than), forget_keys=forget_keys,
             stop=stop,

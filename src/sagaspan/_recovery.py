@@ -356,7 +356,7 @@ class Recoverer:
 
     async def _tried_later(self, steps: Steps) -> str | None:
         failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
-        again = [await self._backend.io(due_us, self._store, step) for step in failed]
+        again = [await self._backend.io(due_us, self._store, self._engine.judge, step) for step in failed]
         return "waiting" if any(due is not None for due in again) else None
 
     async def _foresee(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
@@ -411,7 +411,7 @@ class Recoverer:
     def _not_due(self, steps: Steps) -> set[str]:
         """The steps that could not be undone and are not tried again, or not yet."""
         failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
-        due = {step.id: due_us(self._store, step) for step in failed}
+        due = {step.id: due_us(self._store, self._engine.judge, step) for step in failed}
         now = now_us()
         return {step_id for step_id, at in due.items() if at is None or at > now}
 

@@ -258,6 +258,7 @@ def rollback_of(
     return Rollback(
         engine.store, run, judge=engine.judge, find=engine.find_compensation, tracer=engine.tracer, parent=span,
         backend=backend, again=again, lock=lock,
+        undone_late=lambda step: close_if_undone(engine.store, engine.store.get_run(step.namespace, step.run_id)),
     )  # fmt: skip
 
 
@@ -296,6 +297,10 @@ async def _roll_back(
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
     run = await move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
+    if report.unfinished:  # it may have ended meanwhile
+        await backend.io(close_if_undone, engine.store, run)
+        now = await backend.io(engine.store.get_run, run.namespace, run.id)
+        run = run if now is None else now
     return run, report
 
 
@@ -379,7 +384,7 @@ async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, bac
 
 
 def close_if_undone(store: Store, run: RunRecord | None) -> None:
-    """A run that was not wholly undone is ``compensated`` once somebody has undone by hand what was left.
+    """A run that was not wholly undone is ``compensated`` once what was left is undone: by hand, or late.
 
     So are the runs it is nested in, if nothing else is left of them.
     """
@@ -388,7 +393,7 @@ def close_if_undone(store: Store, run: RunRecord | None) -> None:
         if steps.undoable or steps.not_compensable or steps.unresolved:
             return
         started, first = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), owner=owner.NOBODY)
-        ended, second = transitions.move_run(started, RunEvent.COMPENSATED, now_us(), detail="undone by hand")
+        ended, second = transitions.move_run(started, RunEvent.COMPENSATED, now_us(), detail="what was left is undone")
         if not store.commit(
             [RunChange(started, first, run.version), RunChange(ended, second, started.version)], synced=True
         ):

@@ -187,10 +187,10 @@ def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Co
         return None
     behind = tool_behind(policy.compensate)
     function = behind.function if behind else policy.compensate
-    name = behind.name if behind else None
     return compensation_of(
-        function, parameters, where=where, name=name, empty_safe=policy.empty_safe, expect=expectation(policy)
-    )
+        function, parameters, where=where, name=behind.name if behind else None, empty_safe=policy.empty_safe,
+        expect=expectation(policy), timeout=behind.policy.timeout if behind else None,
+    )  # fmt: skip
 
 
 def expectation(policy: Policy) -> Callable[..., Any] | None:

@@ -23,6 +23,7 @@ class Rule:
     tests: tuple[str, ...]
 
 
+_BACKENDS = "src/sagaspan/_backends.py"
 _LEDGER = "src/sagaspan/ledger/ledger.py"
 _ATTEMPTS = "src/sagaspan/ledger/attempts.py"
 _IN_DOUBT = "src/sagaspan/ledger/in_doubt.py"
@@ -49,6 +50,8 @@ _LOCKING = "src/sagaspan/ledger/locks.py"
 _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
 _SENDING = "tests/ledger/test_sending.py::"
+_BODIES = "tests/ledger/test_bodies.py::"
+_COMPENSATING = "tests/test_compensating.py::"
 _CRASHES = "tests/faults/test_crashes.py::"
 _FORKS = "tests/faults/test_forks.py::"
 _LEASE = "tests/faults/test_leases.py::"
@@ -341,8 +344,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(g) 2",
         rule="A timeout is unknown, not failed.",
         file=_ATTEMPTS,
-        old="        return Ended(state=CallState.UNKNOWN, error=_timed_out(call))",
-        new="        return Ended(state=CallState.FAILED, error=_timed_out(call))",
+        old="        return Ended(state=CallState.UNKNOWN, error=error, given_up=running.watched)",
+        new="        return Ended(state=CallState.FAILED, error=error, given_up=running.watched)",
         tests=(_RUNS + "test_a_timeout_and_its_late_result",),
     ),
     Rule(
@@ -671,6 +674,38 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     # -- sagas (rule book (b)) ------------------------------------------------------------------------------------
     Rule(
+        section="(b) 5",
+        rule="A compensation that its caller gave up goes on: nobody starts a second one meanwhile.",
+        file=_ROLLBACK,
+        old="        if record.state is CallState.RUNNING and not ended.given_up:",
+        new="        if record.state is CallState.RUNNING:",
+        tests=(_COMPENSATING + "test_no_second_one_is_started_while_the_first_still_runs",),
+    ),
+    Rule(
+        section="(b) 5",
+        rule="The late end of a compensation is evidence, and closes the run that waited only for it.",
+        file=_ROLLBACK,
+        old="                self._undone_late(after)",
+        new="                pass",
+        tests=(_COMPENSATING + "test_the_caller_does_not_wait_for_ever",),
+    ),
+    Rule(
+        section="(b) 11",
+        rule="Ctrl-C in a compensation stops the rollback, and is no failure of that step alone.",
+        file=_ROLLBACK,
+        old="        if ended.error is not None and stops_everything(ended.error):",
+        new="        if False:",
+        tests=(_COMPENSATING + "test_a_second_interrupt_leaves_the_rest_to_recovery",),
+    ),
+    Rule(
+        section="(g) 3",
+        rule="A body that swallows its cancellation does not keep its caller.",
+        file=_BACKENDS,
+        old="            task.cancel()\n            await asyncio.wait([task], timeout=CANCEL_SECONDS)\n    except",
+        new="            task.cancel()\n            await asyncio.wait([task])\n    except",
+        tests=(_BODIES + "test_a_body_that_swallows_its_cancellation_is_given_up",),
+    ),
+    Rule(
         section="(b) 1",
         rule="What undoes a call is registered with its claim, before its action.",
         file=_LEDGER,
@@ -844,8 +879,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 5",
         rule="An undo that fails does not stop the older ones.",
         file=_ROLLBACK,
-        old="            (undone if after.state is CallState.COMPENSATED else failed).append(call_info(after))\n",
-        new="            (undone if after.state is CallState.COMPENSATED else failed).append(call_info(after))\n            if failed:\n                break\n",
+        old="            (undone if step.state is CallState.COMPENSATED else failed).append(call_info(step))\n",
+        new="            (undone if step.state is CallState.COMPENSATED else failed).append(call_info(step))\n            if failed:\n                break\n",
         tests=(_RUNS + "test_a_compensation_that_fails_does_not_stop_the_others",),
     ),
     Rule(
@@ -884,7 +919,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 10",
         rule="A compensation that is not registered is queued, with all that is older.",
         file=_ROLLBACK,
-        old="                queued = tuple(map(call_info, steps[number:]))\n                return Undone(undone=tuple(undone), failed=tuple(failed), queued=queued)\n",
+        old="                queued = tuple(map(call_info, steps[number:]))\n                return Undone(undone=tuple(undone), failed=tuple(failed), unfinished=tuple(unfinished), queued=queued)\n",
         new="                continue\n",
         tests=(_RUNS + "test_a_rollback_waits_for_a_process_that_has_the_handler",),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sagaspan._backends import Backend
+from sagaspan._backends import UNWATCHED, Backend
 from sagaspan._context import nothing_in_force
 
 SECONDS: Final = 30.0
@@ -30,6 +30,4 @@ async def look(
         with nothing_in_force():
             return await function(**arguments)
 
-    return await backend.run_body(
-        async_body if is_async else body, is_async=is_async, timeout=timeout, late=lambda _: None
-    )
+    return await backend.run_body(async_body if is_async else body, is_async=is_async, timeout=timeout, watch=UNWATCHED)

@@ -111,6 +111,8 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.COMPENSATION_FAILED, _E.COMPENSATE): _C.COMPENSATING,
     (_C.COMPENSATING, _E.COMPENSATION_SUCCEEDED): _C.COMPENSATED,
     (_C.COMPENSATING, _E.COMPENSATION_FAILED): _C.COMPENSATION_FAILED,
+    # Nobody waited for the compensation any more, and then it ended well after all.
+    (_C.COMPENSATION_FAILED, _E.COMPENSATION_SUCCEEDED): _C.COMPENSATED,
     # A business key is free again for another run once its call failed or was undone; the record stays.
     (_C.FAILED, _E.SUPERSEDE): _C.FAILED,
     (_C.REFUSED, _E.SUPERSEDE): _C.REFUSED,
