@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import Guard, Run
+from tests.providers.server import ModelServer
 
 # How long an example takes is no property of the code: a busy machine must not fail a test.
 hypothesis.settings.register_profile("sagaspan", deadline=None)
@@ -63,6 +64,14 @@ def guard(store_url: str, provider: TracerProvider) -> Iterator[Guard]:
     """A guard on this test's ledger, closed at the end."""
     with Guard(store_url, tracer_provider=provider) as guard:
         yield guard
+
+
+@pytest.fixture
+def model_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
+    """A provider of models on the loopback, for the real SDKs of OpenAI and Anthropic."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ModelServer() as server:
+        yield server
 
 
 class Caller:

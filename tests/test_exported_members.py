@@ -25,7 +25,7 @@ def test_import_brings_no_framework_no_duckdb_and_no_exporter() -> None:
     code = (
         "import sys, sagaspan; sagaspan.Guard('sqlite:///x.db').tool('act')(lambda: 1);"
         "heavy = ('langchain', 'langchain_core', 'langgraph', 'crewai', 'duckdb', 'cel', 'opentelemetry.exporter',"
-        " 'opentelemetry.sdk');"
+        " 'opentelemetry.sdk', 'genai_prices', 'openai', 'anthropic', 'httpx2');"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

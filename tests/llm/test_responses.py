@@ -51,6 +51,19 @@ def test_objects_of_the_sdks_and_their_dicts_read_the_same(kind: Any, payload: d
     assert [getattr(inner, name) for name in COUNTS[:4]] == [getattr(usage, name) for name in COUNTS[:4]]
 
 
+def test_what_the_cache_gave_and_took_is_input() -> None:
+    """Anthropic's count leaves both out, however little it is."""
+    counts = {
+        "input_tokens": 5000,
+        "output_tokens": 1,
+        "cache_read_input_tokens": 10,
+        "cache_creation_input_tokens": 20,
+    }
+    usage = read_usage({"usage": counts})
+    assert usage is not None
+    assert (usage.input_tokens, usage.cache_read_tokens, usage.cache_write_tokens) == (5030, 10, 20)
+
+
 def test_langchain_messages() -> None:
     """``usage_metadata`` counts the whole input; the model is in the response's metadata."""
     message = AIMessage(

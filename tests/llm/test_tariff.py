@@ -172,6 +172,24 @@ def test_what_an_amount_buys() -> None:
     assert free.affordable(demand, 0) is None
 
 
+def test_a_bound_counts_what_input_can_become() -> None:
+    """Written to a cache it is dearer, and for an hour dearer still; as an image, if there may be any."""
+    tariff = Tariff(rates=complete({
+        Kind.INPUT: ((0, 3_000_000_000),), Kind.CACHE_WRITE: ((0, 3_750_000_000),),
+        Kind.CACHE_WRITE_1H: ((0, 6_000_000_000),), Kind.INPUT_IMAGE: ((0, 9_000_000_000),),
+    }))  # fmt: skip
+    demand = Demand(input_tokens=1000, output_tokens=0)
+    assert tariff.bound(demand) == 3_000_000
+    assert tariff.bound(replace(demand, caches=True)) == 3_750_000
+    assert tariff.bound(replace(demand, caches=True, caches_1h=True)) == 6_000_000
+    assert tariff.bound(replace(demand, images=True)) == 9_000_000
+
+
+def test_every_choice_is_an_answer_to_pay_for() -> None:
+    """``n=3`` is three answers to one prompt."""
+    assert GPT.bound(Demand(input_tokens=1000, output_tokens=100, choices=3)) == 2_500_000 + 3 * 1_000_000
+
+
 def test_without_a_limit_the_model_s_own_is_the_bound() -> None:
     """The longest answer the model can give, or its whole context; if neither is known, the bound says so."""
     demand = Demand(input_tokens=1000)

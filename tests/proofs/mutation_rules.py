@@ -47,6 +47,16 @@ _COMPLETION = "src/sagaspan/_completion.py"
 _FAMILIES = "src/sagaspan/ledger/families.py"
 _LOCKING = "src/sagaspan/ledger/locks.py"
 
+_AMOUNTS = "src/sagaspan/amounts.py"
+_BUDGET = "src/sagaspan/budget.py"
+_RATE = "src/sagaspan/rate.py"
+_LOOPS = "src/sagaspan/loops.py"
+_TARIFF = "src/sagaspan/llm/tariff.py"
+_CATALOGUE = "src/sagaspan/llm/catalogue.py"
+_PRICES = "src/sagaspan/llm/prices.py"
+_READ_USAGE = "src/sagaspan/llm/responses.py"
+_DEMANDS = "src/sagaspan/llm/demands.py"
+
 _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
 _SENDING = "tests/ledger/test_sending.py::"
@@ -63,6 +73,12 @@ _DEFERRED_CRASHES = "tests/faults/test_deferred.py::"
 _LOCKS = "tests/ledger/test_locks.py::"
 _EMPTY = "tests/test_empty_safe.py::"
 _EXPECT = "tests/test_expect.py::"
+
+_LOOPS_TESTS = "tests/test_loops.py::"
+_TARIFFS = "tests/llm/test_tariff.py::"
+_PRICE = "tests/llm/test_prices.py::"
+_USAGE = "tests/llm/test_responses.py::"
+_REQUESTS = "tests/llm/test_demands.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -1416,5 +1432,180 @@ RULES: Final[tuple[Rule, ...]] = (
         old="    if tag not in _DECODERS:\n",
         new="    if found := __import__('pydoc').locate(tag):\n        return found\n    if tag not in _DECODERS:\n",
         tests=("tests/test_codecs.py::test_unknown_tags_are_refused",),
+    ),
+    # -- budgets, prices, loops (rule book (c), (f), (g) 5) ------------------------------------------------------------
+    Rule(
+        section="(c) 1",
+        rule="A cost is rounded up to a nano-dollar: many small calls are not free.",
+        file=_AMOUNTS,
+        old="    return int(scaled.to_integral_value(ROUND_CEILING))\n",
+        new="    return int(scaled)\n",
+        tests=("tests/test_amounts.py::test_a_cost_is_rounded_up",),
+    ),
+    Rule(
+        section="5.9",
+        rule="A negative cost is refused.",
+        file=_AMOUNTS,
+        old="0 <= dollars <= MAX_AMOUNT // NANO",
+        new="dollars <= MAX_AMOUNT // NANO",
+        tests=("tests/test_amounts.py::test_hostile_costs_are_refused",),
+    ),
+    Rule(
+        section="5.9",
+        rule="A cost is of an exact type: no bool, no numpy scalar.",
+        file=_AMOUNTS,
+        old="    elif type(value) is float:\n",
+        new="    elif isinstance(value, float):\n",
+        tests=("tests/test_amounts.py::test_hostile_costs_are_refused",),
+    ),
+    Rule(
+        section="(c) 7",
+        rule="A soft limit speaks once, when it is reached.",
+        file=_BUDGET,
+        old="before * 100 < percent * self.limit",
+        new="before * 100 <= percent * self.limit",
+        tests=("tests/test_budget.py::test_a_soft_limit_is_crossed_once",),
+    ),
+    Rule(
+        section="(g) 5",
+        rule="No period sees more than the burst and the count of a rate.",
+        file=_RATE,
+        old="    full = rate.burst * rate.interval_ns\n",
+        new="    full = (rate.burst + 1) * rate.interval_ns\n",
+        tests=("tests/test_rate.py::test_no_period_sees_more_than_the_burst_and_the_count",),
+    ),
+    Rule(
+        section="(g) 5",
+        rule="A clock that was set back blocks nobody for long.",
+        file=_RATE,
+        old="    arrival = min(max(arrival_ns or now_ns, now_ns), now_ns + full)\n",
+        new="    arrival = max(arrival_ns or now_ns, now_ns)\n",
+        tests=("tests/test_rate.py::test_a_clock_that_was_set_back_blocks_nobody_for_long",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="A bound counts the dearest that input can become: written to a cache for an hour, too.",
+        file=_TARIFF,
+        old="    written = (Kind.CACHE_WRITE, Kind.CACHE_WRITE_1H) if demand.caches_1h else (Kind.CACHE_WRITE,)\n",
+        new="    written = (Kind.CACHE_WRITE,)\n",
+        tests=(_TARIFFS + "test_a_bound_counts_what_input_can_become",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="A bound counts every choice that a request asks for.",
+        file=_TARIFF,
+        old="demand.choices * output * self._dearest",
+        new="output * self._dearest",
+        tests=(_TARIFFS + "test_every_choice_is_an_answer_to_pay_for",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="What an amount buys never exceeds the model's limit: not all headroom is reserved.",
+        file=_TARIFF,
+        old="(bought, demand.output_tokens, self.output_limit)",
+        new="(bought, demand.output_tokens)",
+        tests=(_TARIFFS + "test_what_an_amount_buys",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="An unknown model is never cheaper than a known one.",
+        file=_PRICES,
+        old="    rates = known if missing else ",
+        new="    rates = tariff.rates if missing else ",
+        tests=(_PRICE + "test_a_model_without_a_price_is_dearer_than_any_that_has_one",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="Without a price a model is told to have none.",
+        file=_PRICES,
+        old='    return replace(tariff, rates=rates), f"{why}; give it a row: {row}"\n',
+        new="    return replace(tariff, rates=rates), None\n",
+        tests=(
+            _PRICE + "test_a_model_without_a_price_is_dearer_than_any_that_has_one",
+            _PRICE + "test_terms_without_a_price",
+        ),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="A price that changes by the hour is reserved at its highest.",
+        file=_PRICES,
+        old="for hour in range(25))",
+        new="for hour in range(1))",
+        tests=(_PRICE + "test_prices_by_the_hour_are_bounded_by_the_dearest",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="Prices are those of the installed table, whatever somebody fetched meanwhile.",
+        file=_CATALOGUE,
+        old="    from genai_prices.data import providers\n",
+        new="    from genai_prices.data_snapshot import get_snapshot\n\n    providers = get_snapshot().providers\n",
+        tests=(_PRICE + "test_an_update_of_somebody_else_does_not_move_prices",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="A text is bounded in the longest form that a tokenizer may bring it to.",
+        file=_DEMANDS,
+        old='    forms = (text, unicodedata.normalize("NFKC", text))\n',
+        new='    forms = (text, unicodedata.normalize("NFC", text))\n',
+        tests=(_REQUESTS + "test_a_token_is_at_least_one_byte",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="Tools that the provider runs are said to have no bound.",
+        file=_DEMANDS,
+        old='if not isinstance(kind, str) or kind in ("function", "custom") or kind.startswith(_RUN_HERE):\n',
+        new="if True:\n",
+        tests=(_REQUESTS + "test_tools_that_the_provider_runs_have_no_bound",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="Anthropic's input counts what the cache gave and took.",
+        file=_READ_USAGE,
+        old='_count(counts, "input_tokens") + written + read,',
+        new='_count(counts, "input_tokens"),',
+        tests=(_USAGE + "test_what_the_cache_gave_and_took_is_input",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="A server that leaves reasoning out of the output is read as the dearer.",
+        file=_READ_USAGE,
+        old='    found["output_tokens"] = max(found["output_tokens"], total - found["input_tokens"])\n',
+        new="",
+        tests=(_USAGE + "test_a_server_that_contradicts_itself_is_read_as_the_dearer",),
+    ),
+    Rule(
+        section="(f) 2",
+        rule="Equal arguments with changing results are polling, never a loop.",
+        file=_LOOPS,
+        old="        and one.result == other.result\n",
+        new="",
+        tests=(
+            _LOOPS_TESTS + "test_openmono_47_polling_a_job_that_moves_on",
+            _LOOPS_TESTS + "test_what_never_answers_twice_alike_is_never_refused",
+        ),
+    ),
+    Rule(
+        section="(f) 2",
+        rule="Only the tail counts: a stale repeat accuses nobody.",
+        file=_LOOPS,
+        old="    while length < len(tail) and holds(len(tail) - 1 - length):\n        length += 1\n    return length\n",
+        new="    return sum(holds(index) for index in range(len(tail)))\n",
+        tests=(_LOOPS_TESTS + "test_openclaw_71671_a_stale_repeat_accuses_nobody",),
+    ),
+    Rule(
+        section="(f) 2",
+        rule="Cycles of up to eight calls are found.",
+        file=_LOOPS,
+        old="range(2, 9)",
+        new="range(2, 8)",
+        tests=(_LOOPS_TESTS + "test_every_cycle_is_found_whatever_came_before",),
+    ),
+    Rule(
+        section="(f) 3",
+        rule="The third refusal stops the run.",
+        file=_LOOPS,
+        old="refusals + 1 >= REFUSALS",
+        new="refusals + 1 > REFUSALS",
+        tests=(_LOOPS_TESTS + "test_codeframe_740_the_third_refusal_stops_the_run",),
     ),
 )
