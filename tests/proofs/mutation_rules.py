@@ -24,6 +24,8 @@ class Rule:
 
 
 _BACKENDS = "src/sagaspan/_backends.py"
+_BUDGETS = "tests/ledger/test_budgets.py::"
+_SQLITE_BUDGETS = "src/sagaspan/stores/_sqlite_budgets.py"
 _LEDGER = "src/sagaspan/ledger/ledger.py"
 _ATTEMPTS = "src/sagaspan/ledger/attempts.py"
 _IN_DOUBT = "src/sagaspan/ledger/in_doubt.py"
@@ -126,16 +128,16 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 4",
         rule="A repeated claim needs its run at the same epoch, too.",
         file=_SQLITE,
-        old="from runs where namespace = ? and id = ? and epoch = ? and state = 'running')",
-        new="from runs where namespace = ? and id = ? and epoch <> ? and state = 'running')",
+        old="       select 1 from runs where namespace = ? and id = ? and epoch = ? and state",
+        new="       select 1 from runs where namespace = ? and id = ? and epoch <> ? and state",
         tests=(_STORE + "test_claims_are_fenced",),
     ),
     Rule(
         section="(a) 4",
         rule="A run that has ended takes no claim.",
         file=_SQLITE,
-        old="and epoch = ? and state = 'running')",
-        new="and epoch = ?)",
+        old="and epoch = ? and state = 'running' and {_CONTROLS})",
+        new="and epoch = ? and {_CONTROLS})",
         tests=(_STORE + "test_claims_are_fenced",),
     ),
     Rule(
@@ -384,9 +386,10 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 5",
         rule="A clean failure of a later claim proves nothing of the attempts before it.",
         file=_LEDGER,
-        old="if await self._commit_claim(call, changes, in_doubt=in_doubt):\n"
-        "            return call, _Claim(record, in_doubt=in_doubt)",
-        new="if await self._commit_claim(call, changes, in_doubt=in_doubt):\n            return call, _Claim(record)",
+        old="freeing=freeing, spent=spent, in_doubt=in_doubt)\n        if claimed is not None:\n"
+        "            return call, Claim(claimed, in_doubt=in_doubt)",
+        new="freeing=freeing, spent=spent, in_doubt=in_doubt)\n        if claimed is not None:\n"
+        "            return call, Claim(claimed)",
         tests=(_DOUBTS + "test_a_clean_failure_of_a_permitted_run_is_still_in_doubt",),
     ),
     Rule(
@@ -1010,8 +1013,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 12",
         rule="The locks are taken in the claim, all or nothing with the record.",
         file=_LEDGER,
-        old="            commit = await self._commit_held(call, record, [*changes, *locks], in_doubt)\n",
-        new="            commit = await self._commit_held(call, record, changes, in_doubt)\n",
+        old="*spent, *reserves, *rate, *locks]\n",
+        new="*spent, *reserves, *rate]\n",
         tests=(
             _LOCKS + "test_a_run_holds_its_locks_until_it_is_over",
             _LOCKS + "test_the_locks_are_part_of_the_one_synced_commit",
@@ -1236,8 +1239,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 3",
         rule="A critical failure stops the run, even if somebody swallows it.",
         file=_ENGINE,
-        old="                run.doom(error)\n",
-        new="                pass\n",
+        old="            if tool.policy.critical and run is not None:\n                run.doom(error)\n",
+        new="",
         tests=(_RUNS + "test_a_critical_failure_stops_the_run",),
     ),
     # -- deferred calls (rule book (b) 7) -------------------------------------------------------------------------
@@ -1359,12 +1362,61 @@ RULES: Final[tuple[Rule, ...]] = (
         new="    return record.created_us",
         tests=(_DEFERRED + "test_the_window_of_a_key_starts_when_it_is_sent",),
     ),
+    # -- budgets (rule book (c)) ----------------------------------------------------------------------------------
+    Rule(
+        section="(c) 2",
+        rule="A reservation that does not fit under the cap is refused.",
+        file=_SQLITE_BUDGETS,
+        old=" where ?6 is null or spent + overdraft + reserved + ?7 <= ?6\n",
+        new=" where ?6 is null or ?7 <= ?6\n",
+        tests=(_BUDGETS + "test_a_call_that_does_not_fit_is_refused_and_undoes_the_run",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="An overdraft admits nothing until it fits.",
+        file=_SQLITE_BUDGETS,
+        old=" where ?6 is null or spent + overdraft + reserved + ?7 <= ?6\n",
+        new=" where ?6 is null or spent + reserved + ?7 <= ?6\n",
+        tests=(_BUDGETS + "test_more_than_reserved_is_overdraft",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="A call in doubt keeps its reservation.",
+        file="src/sagaspan/ledger/transitions.py",
+        old="_C.RUNNING, _C.UNKNOWN, _C.NEEDS_HUMAN})",
+        new="_C.RUNNING})",
+        tests=(_BUDGETS + "test_a_call_in_doubt_keeps_its_reservation",),
+    ),
+    Rule(
+        section="design 4.3",
+        rule="A claim under limits that were changed meanwhile is refused.",
+        file=_SQLITE,
+        old="where controls.namespace = runs.namespace), 0) = ?",
+        new="where controls.namespace = runs.namespace), 0) >= ?",
+        tests=(_BUDGETS + "test_a_limit_set_at_run_time_holds_at_the_next_claim",),
+    ),
+    Rule(
+        section="(c) 1",
+        rule="A call reserves of every scope, or of none.",
+        file=_LEDGER,
+        old="*spent, *reserves, *rate, *locks]\n",
+        new="*spent, *reserves[:1], *rate, *locks]\n",
+        tests=(_BUDGETS + "test_nothing_is_reserved_if_one_scope_refuses",),
+    ),
+    Rule(
+        section="(f) 3",
+        rule="The third refusal of a loop stops the run.",
+        file=_ENGINE,
+        old="(isinstance(error, LoopDetected) and error.stops)",
+        new="False",
+        tests=("tests/middleware/test_loop.py::test_the_third_refusal_stops_the_run",),
+    ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(
         section="design 4.6",
         rule="If the settle cannot be written the caller still gets the result.",
         file=_LEDGER,
-        old="            self._unsettled[record.id] = change, ended\n            self._lease.hurry()\n",
+        old="            self._unsettled[record.id] = changes, after, ended\n            self._lease.hurry()\n",
         new="            raise\n",
         tests=(_CLAIMS + "test_a_settle_that_fails",),
     ),
@@ -1372,8 +1424,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 4.6",
         rule="Nothing else is claimed while a settle is not saved.",
         file=_LEDGER,
-        old="            await call.io(self.settle_leftovers)\n        record = changes[-1].record\n",
-        new="            pass\n        record = changes[-1].record\n",
+        old="            await call.io(self.settle_leftovers)\n        deadline =",
+        new="            pass\n        deadline =",
         tests=(_CLAIMS + "test_nothing_is_claimed_before_what_ended_is_saved",),
     ),
     Rule(
