@@ -51,7 +51,7 @@ ALLOWED = {
     "_probe": {"exceptions", "_compensation"},
     "_tool": {"exceptions", "_checks", "expressions", "policy", "_compensation", "_cost", "_probe"},
     "_call": {"exceptions", "amounts", "_signals", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
-    "_context": set(),
+    "_context": {"exceptions"},
     "_middleware": {"_call", "_checks", "exceptions", "ledger.records"},
     "ledger": DATA | {"ledger", "_outcome"},
     "middleware": DATA | {"ledger.records"},

@@ -7,12 +7,36 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from sagaspan.exceptions import ConfigurationError
+
 if TYPE_CHECKING:
     from sagaspan._call import Call
     from sagaspan._run import Run
 
 current_run: ContextVar[Run | None] = ContextVar("sagaspan_run", default=None)
 current_call: ContextVar[Call | None] = ContextVar("sagaspan_call", default=None)
+
+
+_declaring: list[str] = []
+
+
+@contextlib.contextmanager
+def only_declaring(module: str) -> Iterator[None]:
+    """Let ``module`` be imported for its tools: what it starts meanwhile is refused, in any thread."""
+    _declaring.append(module)
+    try:
+        yield
+    finally:
+        _declaring.pop()
+
+
+def check_may_start(what: str) -> None:
+    """Refuse to start ``what`` while a module is imported for its tools; raises ``ConfigurationError``."""
+    if _declaring:
+        raise ConfigurationError(
+            f"{what} was started by importing {_declaring[-1]!r}, which is imported for its tools only; put what runs "
+            'your agent under `if __name__ == "__main__":`'
+        )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from sagaspan._backends import SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
 from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation, compensation_of, name_of, same_callable, same_handler
-from sagaspan._context import current_call, current_run
+from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._probe import Probe
 from sagaspan._signals import Signals
@@ -505,6 +505,7 @@ class Engine:
         return self._session
 
     def _new_session(self) -> RunRecord:
+        check_may_start("a call of a tool")
         now = now_us()
         return RunRecord(
             namespace=self.namespace, id=f"{SESSION}-{new_id(now)}", name=SESSION, state=RunState.RUNNING,

@@ -28,7 +28,7 @@ from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call, Purse, Result
 from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
-from sagaspan._context import current_call, current_run
+from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._endings import ending_of
 from sagaspan._rollback import Undone
 from sagaspan._signals import Signals
@@ -377,6 +377,7 @@ class Run:
     # -- entering and leaving ------------------------------------------------------------------------------------
 
     async def _enter(self, backend: Backend) -> None:
+        check_may_start(f"the run {self.id!r}")
         if self._entered:
             raise ConfigurationError(f"the run {self.id!r} is entered already; make a new one with guard.run(...)")
         span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), _opening(self.record))

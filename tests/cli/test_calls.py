@@ -36,7 +36,7 @@ def test_open_calls_are_listed(sagaspan: Sagaspan, guard: Guard, doubt: str) -> 
     assert len(sagaspan("calls", "list", "--all", "--json").json) == 2
     assert [call["tool"] for call in sagaspan("calls", "list", "-s", "done", "--json").json] == ["look"]
     out = sagaspan("calls", "list").out
-    assert doubt in out
+    assert doubt[:14] in out
     assert "\x1b" not in out
 
 

@@ -27,6 +27,8 @@ def load_guard(named: str, *, store: str | None = None) -> Guard:
     attribute = attribute or "guard"
     if sys.path[:1] != [str(Path.cwd())]:
         sys.path.insert(0, str(Path.cwd()))
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise click.UsageError(f"--app {named}: {module_name!r} is no module name; write MODULE:GUARD")
     found = _import(module_name, named)
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -42,19 +44,20 @@ def load_guard(named: str, *, store: str | None = None) -> Guard:
 
 
 def _import(module_name: str, named: str) -> object:
+    from sagaspan._context import only_declaring
+
     try:
-        return import_module(module_name)
+        with only_declaring(module_name):
+            return import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise click.UsageError(
                 f"--app {named}: there is no module {module_name!r} in {Path.cwd()} or among the installed ones"
             ) from error
         raise click.UsageError(f"--app {named}: importing {module_name!r} failed: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(f"--app {named}: {module_name!r} is no module name; write MODULE:GUARD") from error
-    except SagaspanError:
-        raise
-    except Exception as error:
+    except SagaspanError as error:
+        raise click.UsageError(f"--app {named}: importing {module_name!r} failed: {error}") from error
+    except (Exception, SystemExit) as error:
         raise click.UsageError(
             f"--app {named}: importing {module_name!r} failed: {type(error).__name__}: {error}"
         ) from error

@@ -21,7 +21,13 @@ from typing import Any, Final
 import click
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs", "Co"})
-_WHOLE: Final = frozenset({"id", "run", "trace", "call", "#", "state", "status", "next"})
+_WHOLE: Final = frozenset({"what", "id", "run", "trace", "call", "#", "state", "status", "next", "started", "took"})
+_WIDE: Final = 16
+_SAMPLED: Final = 500
+"""The first rows of a table, by which its columns are laid out on a terminal."""
+
+_UNBOUNDED: Final = 100_000
+
 _STYLES: Final = {
     "done": "green", "completed": "green", "compensated": "yellow", "running": "cyan", "compensating": "cyan",
     "failed": "red", "unknown": "bold red", "needs_human": "bold red", "compensation_failed": "bold red",
@@ -54,10 +60,20 @@ def _dumped(data: Any, indent: int | None = None) -> str:
     return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table, or, where that would be too wide to read, each row as a list of its columns."""
+def emit_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    spare: Sequence[str] = (),
+) -> None:
+    """Print a table, or, where that would be too wide to read, each row as a list of its columns.
+
+    Before that, cells are folded closer, and the columns ``spare`` are left out one after the other.
+    """
     rows = list(rows)
-    if _readable_width(columns, rows) > console().width:
+    shown = _shown_columns(columns, rows[:_SAMPLED] if console().is_terminal else rows, spare)
+    if shown is None:
         _emit_lists(columns, rows, title)
         return
     from rich.table import Table
@@ -66,22 +82,42 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
     table = Table(
         title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
-    for column in columns:
-        # What people copy stays in one piece.
-        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
+    for at, width in shown.items():
+        table.add_column(columns[at], overflow="fold", width=width)
     for row in rows:
-        table.add_row(*(Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row))
+        table.add_row(*(Text(_cell(row[at]), style=_STYLES.get(str(row[at]), "")) for at in shown))
     _print_table(table)
 
 
-def _readable_width(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
-    """What a table needs: what people copy in one piece, and 16 characters of any other cell that has as many."""
+def _shown_columns(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], spare: Sequence[str]
+) -> dict[int, int] | None:
+    """The columns of a table as wide as it can be read here, each with its width; or None."""
+    cells = [[column, *(_cell(row[at]) for row in rows)] for at, column in enumerate(columns)]
+    longest = [max(map(len, texts)) for texts in cells]
+    # What people copy stays in one piece; of other cells 16 characters, or at least their longest word.
+    whole = [column in _WHOLE for column in columns]
+    wide = [most if keep else min(most, _WIDE) for most, keep in zip(longest, whole, strict=True)]
+    words = [max((min(len(word), _WIDE) for text in texts for word in text.split()), default=0) for texts in cells]
+    close = [most if keep else word for most, word, keep in zip(longest, words, whole, strict=True)]
+    room = console().width
+    for left_out in range(len(spare) + 1):
+        kept = [at for at, column in enumerate(columns) if column not in spare[:left_out]]
+        for least in (wide, close):
+            left = room - sum(least[at] + 2 for at in kept)
+            if left >= 0:
+                return _shared_out({at: least[at] for at in kept}, {at: longest[at] for at in kept}, left)
+    return None
 
-    def width(at: int, column: str) -> int:
-        longest = max((len(_cell(row[at])) for row in rows), default=0)
-        return max(len(column), longest if column in _WHOLE else min(longest, 16)) + 2
 
-    return sum(width(at, column) for at, column in enumerate(columns))
+def _shared_out(widths: dict[int, int], wanted: dict[int, int], left: int) -> dict[int, int]:
+    """``widths`` with the room that is ``left`` given to those who lack most of what is ``wanted``."""
+    for _ in range(left):
+        neediest = max(widths, key=lambda at: wanted[at] - widths[at])
+        if wanted[neediest] <= widths[neediest]:
+            break
+        widths[neediest] += 1
+    return widths
 
 
 def _emit_lists(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
@@ -114,11 +150,11 @@ def say(text: str, style: str = "") -> None:
 
 
 def console() -> Any:
-    """The console of this output: plain text of at least 100 columns where nobody looks on."""
+    """The console of this output: plain text, a line a row however long, where nobody looks on."""
     from rich.console import Console
 
     plain = Console(highlight=False)
-    return plain if plain.is_terminal else Console(highlight=False, width=max(plain.width, 120))
+    return plain if plain.is_terminal else Console(highlight=False, width=_UNBOUNDED)
 
 
 def styled(value: object) -> Any:
@@ -126,6 +162,21 @@ def styled(value: object) -> Any:
     from rich.text import Text
 
     return Text(visible(value), style=_STYLES.get(str(value), ""))
+
+
+def lately(moment: dt.datetime | None) -> str:
+    """A time for a table: as short as it is clear where somebody looks on, else as ``when``."""
+    if moment is None or not console().is_terminal:
+        return when(moment)
+    local, now = moment.astimezone(), dt.datetime.now().astimezone()
+    if local.date() == now.date():
+        return local.strftime("%H:%M:%S")
+    return local.strftime("%m-%d %H:%M" if local.year == now.year else "%Y-%m-%d")
+
+
+def plain_error(text: str | None) -> str | None:
+    """An error as people read it in a table: its class without the module that has it."""
+    return None if text is None else re.sub(r"^(\w+\.)+(?=\w+(: |$))", "", text)
 
 
 def when(moment: dt.datetime | None) -> str:

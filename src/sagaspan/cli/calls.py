@@ -11,7 +11,7 @@ import click
 from sagaspan.cli._found import the_call, with_namespaces
 from sagaspan.cli._next import next_commands
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
-from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
+from sagaspan.cli._render import emit_json, emit_table, lately, say, short, visible
 from sagaspan.ledger.records import CallInfo, CallState, RunState
 from sagaspan.ledger.resolution import Resolution
 
@@ -58,7 +58,10 @@ def list_calls(
         say("No such calls." if status or everything else "No open calls.")
     else:
         columns, rows = ("call", "tool", "state", "run", "arguments", "started"), [_row(call) for call in found]
-        emit_table(*with_namespaces(store, namespace, columns, rows, [call.namespace for call in found]))
+        emit_table(
+            *with_namespaces(store, namespace, columns, rows, [call.namespace for call in found]),
+            spare=("started", "arguments"),
+        )
 
 
 @calls.command("show")
@@ -153,7 +156,7 @@ def resolve(
 
 
 def _row(call: CallInfo) -> tuple[object, ...]:
-    return call.id, call.tool, call.state, call.run_id, short(call.args, 40), when(call.started)
+    return call.id[:14], call.tool, call.state, call.run_id, short(call.args, 40), lately(call.started)
 
 
 def _parsed(text: str) -> Any:

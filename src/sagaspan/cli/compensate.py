@@ -137,7 +137,7 @@ class _Work:
         steps = (*plan.undone, *plan.queued)
         if steps:
             rows = [
-                (number, step.tool, short(step.args, 60), step.compensate, step.id)
+                (number, step.tool, short(step.args, 60), step.compensate, step.id[:14])
                 for number, step in enumerate(steps, 1)
             ]
             emit_table(("#", "undoes", "arguments", "with", "call"), rows)

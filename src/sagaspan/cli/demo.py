@@ -8,19 +8,25 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from sagaspan.cli._options import Settings, common_options, pass_settings
-from sagaspan.cli._render import emit_json, emit_table, say, short
+from sagaspan.cli._render import emit_json, emit_table, plain_error, say, short
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.records import CallInfo, Phase, RunInfo
 
+if TYPE_CHECKING:
+    from sagaspan import Guard, Policy
+
+_WORLD: Final = "demo-world.jsonl"
 QUERY = """
-select split_part(run_id, '-', 3) as run, tool, phase, state, outcome, round(duration_ms, 1) as ms, error_type
+select split_part(run_id, '-', 3) as run, tool, phase, state, outcome, duration_ms::int as ms,
+       split_part(error_type, '.', -1) as error
   from tool_calls where starts_with(run_id, '{prefix}') order by started
 """
 
@@ -30,22 +36,15 @@ select split_part(run_id, '-', 3) as run, tool, phase, state, outcome, round(dur
 @pass_settings
 def demo(settings: Settings) -> None:
     """The whole story, offline, in seconds: an agent, a declined card, a rollback, and nothing done twice."""
-    from sagaspan import Guard, Policy, configure_tracing
+    from sagaspan import Guard, configure_tracing
     from sagaspan._home import home
 
     trip = _trip()
     folder = home(create=True)
     provider = configure_tracing("sagaspan-demo", directory=settings.traces)
-    story = _Story(
-        trip, prefix=f"trip-{secrets.token_hex(3)}", world=folder / "demo-world.jsonl", quiet=settings.as_json
-    )
+    story = _Story(trip, prefix=f"trip-{secrets.token_hex(3)}", world=folder / _WORLD, quiet=settings.as_json)
     with Guard(settings.store, tracer_provider=provider) as guard:
-        policies = {
-            "book_flight": Policy(compensate=trip.cancel_flight),
-            "book_hotel": Policy(compensate=trip.cancel_hotel),
-            "charge_card": Policy(effect="write"),
-        }
-        agent = guard.wrap(trip.build_agent(), policies)  # the one line
+        agent = guard.wrap(trip.build_agent(), _policies(trip))  # the one line
         runs = [
             story.declined(guard, agent),
             story.paid(guard, agent),
@@ -60,6 +59,35 @@ def demo(settings: Settings) -> None:
     say(f'   {settings.again} sql "{" ".join(QUERY.format(prefix=story.prefix).split())}"\n', "dim")
     emit_table(table.columns, table.rows)
     _what_next(runs, settings)
+
+
+def _policies(trip: ModuleType) -> dict[str, Policy]:
+    from sagaspan import Policy
+
+    return {
+        "book_flight": Policy(compensate=trip.cancel_flight),
+        "book_hotel": Policy(compensate=trip.cancel_hotel),
+        "charge_card": Policy(effect="write"),
+    }
+
+
+@cache
+def _app() -> Guard:
+    """The demo's tools, for what undoes its runs later: ``--app sagaspan.cli.demo``."""
+    from sagaspan import Guard
+    from sagaspan._home import home
+
+    trip = _trip()
+    os.environ["TRIP_WORLD"] = str(home(create=True) / _WORLD)
+    guard = Guard()
+    guard.wrap(trip.build_agent(), _policies(trip))
+    return guard
+
+
+def __getattr__(name: str) -> Any:
+    if name == "guard":
+        return _app()
+    raise AttributeError(name)
 
 
 class _Story:
@@ -116,16 +144,16 @@ class _Story:
             self._show_trace(run)
         undone = {call.compensates: call for call in run.calls if call.phase is Phase.COMPENSATION}
         rows = [
-            (call.tool, call.state, short(call.result or call.error, 80), _undone_by(undone.get(call.id)))
+            (call.tool, call.state, short(call.result or plain_error(call.error), 80), _undone_by(undone.get(call.id)))
             for call in run.calls
             if call.phase is Phase.FORWARD
         ]
         say("")
         emit_table(("call", "state", "result or error", "undone by"), rows, title=f"run {run.id}: {run.status}")
-        books = "; ".join(
-            f"{kind}: {now['active']} active, {now['cancelled']} cancelled" for kind, now in self._books().items()
-        )
-        say(f"the outside world: {books}", "dim")
+        books = self._books()
+        active = ", ".join(f"{now['active']} {kind}" for kind, now in books.items())
+        cancelled = ", ".join(f"{now['cancelled']} {kind}" for kind, now in books.items() if now["cancelled"])
+        say(f"the outside world: {active}; cancelled: {cancelled or 'nothing'}", "dim")
         return run
 
     def _show_trace(self, run: RunInfo) -> None:
@@ -186,6 +214,8 @@ def _what_next(runs: list[RunInfo], settings: Settings) -> None:
     say(f"  {again} traces show {(trace_of(runs[0].traceparent) or '')[:16]}")
     say(f"  {again} show {runs[0].id}")
     say(f"  {again} runs list")
+    if settings.store is None:
+        say(f"  {again} compensate {runs[1].id} --app sagaspan.cli.demo")
     count = "select tool, state, count(*) as calls from tool_calls where executed group by all order by all"
     say(f'  {again} sql "{count}"')
     say(f"  {again} status")

@@ -41,7 +41,7 @@ def doctor(context: click.Context, settings: Settings) -> None:
     if settings.as_json:
         emit_json(findings)
     else:
-        emit_table(("", "", ""), [(finding.what, finding.state, finding.found) for finding in findings])
+        emit_table(("what", "state", "found"), [(finding.what, finding.state, finding.found) for finding in findings])
     context.exit(FAILED if any(finding.state == "problem" for finding in findings) else 0)
 
 

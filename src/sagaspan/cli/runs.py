@@ -8,7 +8,7 @@ import click
 
 from sagaspan.cli._found import namespace_of, the_run, with_namespaces
 from sagaspan.cli._options import Settings, common_options, namespace_option, pass_settings
-from sagaspan.cli._render import emit_json, emit_table, say, short, styled, visible, when
+from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say, short, styled, visible, when
 from sagaspan.ledger.records import CallInfo, Phase, RunInfo, RunState
 
 
@@ -36,9 +36,12 @@ def list_runs(settings: Settings, status: tuple[str, ...], limit: int, offset: i
     elif not found:
         say("No runs." if not status else "No runs of these states.")
     else:
-        rows = [(run.id, run.name, run.status, run.reason, when(run.started), _took(run)) for run in found]
+        rows = [(run.id, run.name, run.status, run.reason, lately(run.started), _took(run)) for run in found]
         columns = ("run", "name", "status", "reason", "started", "took")
-        emit_table(*with_namespaces(store, namespace, columns, rows, [run.namespace for run in found]))
+        emit_table(
+            *with_namespaces(store, namespace, columns, rows, [run.namespace for run in found]),
+            spare=("took", "reason"),
+        )
 
 
 @runs.command("show")
@@ -79,7 +82,8 @@ def print_run(run: RunInfo, settings: Settings) -> None:
             say(f"  {name:<13} {visible(value)}")
     _say_holder(run, settings)
     say("")
-    emit_table(("#", "call", "tool", "state", "arguments", "result or error", "tries"), _call_rows(run.calls))
+    columns = ("#", "call", "tool", "state", "arguments", "result or error", "tries")
+    emit_table(columns, _call_rows(run.calls), spare=("tries",))
     _say_next(run, settings)
 
 
@@ -135,7 +139,9 @@ def _call_rows(calls: tuple[CallInfo, ...]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for number, call in enumerate(calls, 1):
         undoes = f" undoes #{numbers.get(call.compensates or '', '?')}" if call.phase is Phase.COMPENSATION else ""
-        outcome = call.error or (f"(lost: {call.result_lost})" if call.result_lost else short(call.result, 40))
+        outcome = plain_error(call.error) or (
+            f"(lost: {call.result_lost})" if call.result_lost else short(call.result, 40)
+        )
         rows.append(
             (
                 number,

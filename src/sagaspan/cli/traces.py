@@ -9,7 +9,7 @@ import click
 from sagaspan import semconv
 from sagaspan.cli._found import SHOWN
 from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
-from sagaspan.cli._render import console, emit_json, emit_table, say, visible, when
+from sagaspan.cli._render import console, emit_json, emit_table, lately, plain_error, say, visible
 
 
 @click.group()
@@ -36,7 +36,7 @@ def list_traces(settings: Settings, limit: int, errors: bool, run_id: str | None
             (
                 row.trace_id[:16],
                 row.name,
-                when(row.start),
+                lately(row.start),
                 _ms(row.duration_ms),
                 row.spans,
                 row.errors or "",
@@ -44,7 +44,7 @@ def list_traces(settings: Settings, limit: int, errors: bool, run_id: str | None
             )
             for row in found
         ]
-        emit_table(("trace", "name", "started", "took", "spans", "errors", "run"), rows)
+        emit_table(("trace", "name", "started", "took", "spans", "errors", "run"), rows, spare=("spans", "took"))
 
 
 @traces.command("show")
@@ -122,7 +122,7 @@ def _label(span: Any, tools: dict[str | None, str | None]) -> Any:
         (f"undoes {tools.get(undoes) or undoes}" if undoes else None, "yellow"),
         (_unless(attributes.get(semconv.IDEMPOTENCY_OUTCOME), "executed"), "cyan"),
         (_attempts(attributes.get(semconv.CALL_ATTEMPTS)), "magenta"),
-        (span.error_type, "red"),
+        (plain_error(span.error_type), "red"),
         (span.status_message, "red"),
     ]
     for note, style in notes:
