@@ -140,16 +140,17 @@ def test_exactly_as_many_run_as_fit(tmp_path: Path, store_url: str) -> None:
     assert _budgets(tmp_path) == [("tool:act", 10, 0, 0)]
 
 
-def test_nothing_is_reserved_if_one_scope_refuses(tmp_path: Path, store_url: str) -> None:
+@pytest.mark.parametrize("tight", ["tenant:t", "user:u"])
+def test_nothing_is_reserved_if_one_scope_refuses(tmp_path: Path, store_url: str, tight: str) -> None:
     """All scopes of a call, or none."""
-    guard = Guard(store_url, budgets={"user:*": "10 USD", "tenant:t": "1 USD"})
+    guard = Guard(store_url, budgets={"user:u": "10 USD", "tenant:t": "10 USD", tight: "1 USD"})
 
     @guard.tool(effect="write", cost="2 USD")
     def buy() -> None: ...
 
     with pytest.raises(BudgetExceeded) as caught, guard.run("r", user="u", tenant="t"):
         buy()
-    assert caught.value.scope == "tenant:t"
+    assert caught.value.scope == tight
     assert _budgets(tmp_path) == []
 
 
@@ -215,6 +216,27 @@ def test_more_than_reserved_is_overdraft(tmp_path: Path, store_url: str) -> None
     guard.set_budget("tool:ask", "6 USD")
     assert ask(1) == 1
     assert _budgets(tmp_path) == [("tool:ask", 6 * 10**9, 0, 0)]
+
+
+def test_an_overdraft_counts_against_what_becomes_free(tmp_path: Path, store_url: str) -> None:
+    """Money that a failed call gives back pays for the overdraft first."""
+    guard = Guard(store_url, budgets={"tool:*": "100 USD", "user:u": "3 USD"})
+
+    @guard.tool(effect="write", cost=lambda result: 1 if result is None else result)
+    def ask(n: int) -> int:
+        if n == 0:
+            raise TimeoutError
+        return n
+
+    with pytest.raises(TimeoutError), guard.run("r", id="r", user="u"):
+        ask(0)
+    with guard.run("s", user="u"):
+        ask(3)
+    assert _budgets(tmp_path, "spent, reserved, overdraft")[-1] == (2 * 10**9, 10**9, 10**9)
+    [call] = guard.runs.get("r").calls
+    guard.calls.resolve(call.id, "did-not-happen", note="asked them")
+    with pytest.raises(BudgetExceeded), guard.run("t", user="u"):
+        ask(1)
 
 
 def test_a_soft_budget_refuses_nothing(tmp_path: Path, store_url: str) -> None:

@@ -1377,7 +1377,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_SQLITE_BUDGETS,
         old=" where ?6 is null or spent + overdraft + reserved + ?7 <= ?6\n",
         new=" where ?6 is null or spent + reserved + ?7 <= ?6\n",
-        tests=(_BUDGETS + "test_more_than_reserved_is_overdraft",),
+        tests=(_BUDGETS + "test_an_overdraft_counts_against_what_becomes_free",),
     ),
     Rule(
         section="(c) 5",
