@@ -45,6 +45,7 @@ from sagaspan.ledger.in_doubt import (
 from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.locks import holder_of, in_order, taking, wait_for
+from sagaspan.ledger.pivots import barrier, wait_for_steps
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import (
     BODY_ENDED,
@@ -56,7 +57,7 @@ from sagaspan.ledger.resolution import (
     first_sent_us,
     permitted,
 )
-from sagaspan.ledger.store import CallChange, Change, Commit, LockChange, Store
+from sagaspan.ledger.store import Barrier, CallChange, Change, Commit, LockChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
 
@@ -206,26 +207,38 @@ class Ledger:
             raise _closed(call)
 
     async def _commit_claim(self, call: Call, changes: list[CallChange], *, in_doubt: bool = False) -> bool:
-        """Claim the call of the last change with the locks it needs; False if its record is not as it was.
+        """Claim the call of the last change, on its conditions; False if its record is not as it was.
 
-        Raises ``LockConflict`` if another one keeps a lock for longer than ``lock_wait``.
+        Raises ``LockConflict`` if another one keeps a lock for longer than ``lock_wait``, and ``CallInProgress`` or
+        ``OutcomeUnknown`` if a pivot finds an earlier step open.
         """
         if self._unsettled:
             await call.io(self.settle_leftovers)
         record = changes[-1].record
-        if not call.declared.locks:
+        is_pivot = call.tool.policy.pivot and call.under is not None
+        if not call.declared.locks and not is_pivot:
             return bool(await self._commit_held(call, record, changes, in_doubt))
-        deadline = monotonic() + (call.tool.policy.lock_wait or 0.0)
+        lock_deadline = monotonic() + (call.tool.policy.lock_wait or 0.0)
+        step_deadline = monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
         while True:
-            locks = await call.io(self._locks_for, call)
-            # The locks come last: where the record itself answers the call, none is needed.
-            commit = await self._commit_held(call, record, [*changes, *locks], in_doubt)
-            if not isinstance(commit.refused, LockChange):
+            # The conditions come last: where the record itself answers the call, none of them matters.
+            conditions = await call.io(self._conditions, call, is_pivot)
+            commit = await self._commit_held(call, record, [*changes, *conditions], in_doubt)
+            if isinstance(commit.refused, LockChange):
+                await wait_for(self._store, call, lock_deadline)
+            elif isinstance(commit.refused, Barrier):
+                await wait_for_steps(self._store, call, lambda step: self._find_out(step, call), step_deadline)
+            else:
                 return bool(commit)
-            await wait_for(self._store, call, deadline)
 
-    def _locks_for(self, call: Call) -> list[LockChange]:
-        return taking(self._store, call.declared.locks, holder_of(self._store, call))
+    def _conditions(self, call: Call, is_pivot: bool) -> list[Change]:
+        conditions: list[Change] = [barrier(self._store, call)] if is_pivot else []
+        if call.declared.locks:
+            conditions += taking(self._store, call.declared.locks, holder_of(self._store, call))
+        return conditions
+
+    async def _find_out(self, step: CallRecord, call: Call) -> CallRecord:
+        return await self.resolve(step, self._find_probe(step), call.backend)
 
     async def _commit_held(self, call: Call, record: CallRecord, changes: Sequence[Change], in_doubt: bool) -> Commit:
         """Commit the claim of ``record``; it is held from before it is on disk until ``_run`` lets it go."""
@@ -260,7 +273,7 @@ class Ledger:
         for other in await call.io(self._family, call.run):
             if not other.declared_write or other.state not in (*IN_DOUBT, CallState.RUNNING):
                 continue
-            other = await self.resolve(other, self._find_probe(other), call.backend)
+            other = await self._find_out(other, call)
             if other.state in IN_DOUBT:
                 raise OutcomeUnknown(
                     f"tool {call.tool.name!r} did not run: nobody knows whether {other.tool!r} of this run happened; "
@@ -553,6 +566,7 @@ def new_record(call: Call) -> CallRecord:
         arguments=call.encoded,
         compensate=None if compensation is None else compensation.name,
         empty_safe=policy.empty_safe,
+        pivot=policy.pivot,
         expect=None if compensation is None or compensation.expect is None else compensation.expect.name,
         locks=_lock_names(call),
         tool_call_id=call.tool_call_id,
