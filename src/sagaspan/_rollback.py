@@ -325,7 +325,8 @@ class Rollback:
             return
         holder = step_as_holder(self._store, step, self._run)
         what = f"the call {step.id} of tool {step.tool!r} is not undone"
-        if not commit_with(self._store, changes, names, holder, what=what, synced=True):
+        ours = owner.is_self(self._process)
+        if not ours or not commit_with(self._store, changes, names, holder, what=what, synced=True):
             raise self._taken_over()
 
     def _taken_over(self) -> StoreUnavailable:
