@@ -20,6 +20,9 @@ from sagaspan.exceptions import (
 from sagaspan.ledger.transitions import RunEvent
 
 _HOLDING: Final = (RunInProgress, CallInProgress, RunClosed, StoreUnavailable, OutcomeUnknown)
+PIVOT: Final = "pivot"
+"""Why a run is held that would have been undone, had its pivot not been done."""
+
 _STOPS: Final = (BudgetExceeded, LoopDetected)
 _INTERRUPTIONS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit)
 
@@ -39,6 +42,7 @@ def ending_of(
     paused: bool,
     unresolved: bool,
     unsent: bool = False,
+    pivoted: bool = False,
     on_interrupt: str,
     on_budget: str = "compensate",
 ) -> Ending:
@@ -46,7 +50,8 @@ def ending_of(
 
     ``unresolved``: a declared write may or may not have happened, so nothing is compensated by a guess. Where none
     is, a ``ToolTimeout`` is an error like others: it was a read, or a probe found out. ``unsent``: a deferred call
-    that ``commit()`` let go could not be sent; only an abort gives up what was committed.
+    that ``commit()`` let go could not be sent; only an abort gives up what was committed. ``pivoted``: its pivot is
+    done, so it only goes forward; an abort undoes what came after that.
     """
     error = _deciding(error)
     if paused or isinstance(error, ApprovalPending):
@@ -57,14 +62,20 @@ def ending_of(
     if unsent and not aborted:
         return Ending(event=RunEvent.HOLD, reason="unresolved" if unresolved else "unsent")
     if not unresolved and isinstance(error, ToolTimeout):
-        return Ending(event=RunEvent.COMPENSATE, reason="aborted" if aborted else "error")
+        return _undone("aborted" if aborted else "error", forward=pivoted and not aborted)
     if not aborted and isinstance(error, _HOLDING):
         return Ending(event=RunEvent.HOLD, reason=reason)
     if not aborted and isinstance(error, _STOPS) and on_budget == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)
     if not aborted and isinstance(error, _INTERRUPTIONS) and on_interrupt == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)
-    return Ending(event=RunEvent.HOLD if unresolved else RunEvent.COMPENSATE, reason=reason)
+    if unresolved:
+        return Ending(event=RunEvent.HOLD, reason=reason)
+    return _undone(reason, forward=pivoted and not aborted)
+
+
+def _undone(reason: str, *, forward: bool) -> Ending:
+    return Ending(event=RunEvent.HOLD, reason=PIVOT) if forward else Ending(event=RunEvent.COMPENSATE, reason=reason)
 
 
 def _deciding(error: BaseException | None) -> BaseException | None:

@@ -20,12 +20,12 @@ from sagaspan._backends import Backend
 from sagaspan._checks import check_count
 from sagaspan._clock import monotonic, now_us
 from sagaspan._durations import microseconds
-from sagaspan._endings import Ending
+from sagaspan._endings import PIVOT, Ending
 from sagaspan._retries import ONCE, due_us
 from sagaspan._rollback import Steps, Undone, steps_of
 from sagaspan._run import Run
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger import transitions
+from sagaspan.ledger import pivots, transitions
 from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import (
@@ -270,9 +270,10 @@ class Recoverer:
             await completion.hold(self._engine, taken, stopped, self._backend)
             return "needs_human"
         doubts = await saga.doubts_of(self._engine, taken, self._backend)
-        undo = lost.undo and not doubts.blocking
+        pivoted = await self._backend.io(pivots.passed, self._store, taken) is not None
+        undo = lost.undo and not doubts.blocking and not pivoted
         # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
-        reason = "unresolved" if doubts.open and not lost.undo else "interrupted"
+        reason = "unresolved" if doubts.open and not lost.undo else PIVOT if pivoted and lost.undo else "interrupted"
         ending = Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason)
         after, undone = await saga.leave(
             self._engine, taken, ending, error=LOST[lost.verdict], output=None, backend=self._backend,
@@ -330,7 +331,7 @@ class Recoverer:
     async def _end_held(self, run: RunRecord) -> str | None:
         """Undo a run that was held for a doubt, once that is over."""
         doubts = await saga.doubts_of(self._engine, run, self._backend)
-        if doubts.blocking:
+        if doubts.blocking or await self._backend.io(pivots.passed, self._store, run) is not None:
             return None  # it was reported when it was held; ``sagaspan status`` shows it
         return await self._undo_again(run)
 
@@ -379,6 +380,8 @@ class Recoverer:
             return None if run.state is RunState.HELD else "needs_human"
         if not lost.undo:
             return "held"
+        if await self._backend.io(pivots.passed, self._store, run) is not None:
+            return None if run.state is RunState.HELD else "held"
         left = await self._backend.io(self._not_due, steps)
         due = [step for step in steps.undoable if step.id not in left]
         if run.state is RunState.PARTIALLY_COMPENSATED and not due:

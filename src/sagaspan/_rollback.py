@@ -23,10 +23,10 @@ from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation, Handle
 from sagaspan._tool import tool_of
 from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
-from sagaspan.ledger import transitions
+from sagaspan.ledger import pivots, transitions
 from sagaspan.ledger.attempts import Ended, UntilSettled, run_attempts
 from sagaspan.ledger.committed import is_committed
-from sagaspan.ledger.families import family
+from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
 from sagaspan.ledger.looking import SECONDS, look
@@ -73,10 +73,12 @@ _UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
 class Steps:
     """A run's steps by what a rollback makes of them; ``undoable`` in the order of undoing.
 
-    ``safe`` are the ids of those that may be undone while they are in doubt.
+    ``kept`` are those that are not undone any more, because a pivot after them is done; ``safe`` the ids of those that
+    may be undone while they are in doubt.
     """
 
     undoable: tuple[CallRecord, ...]
+    kept: tuple[CallRecord, ...]
     not_compensable: tuple[CallRecord, ...]
     unresolved: tuple[CallRecord, ...]
     safe: frozenset[str]
@@ -93,20 +95,22 @@ class Steps:
     @property
     def happened(self) -> bool:
         """Whether there is anything to undo, or that should be, or that was before this process took over."""
-        return bool(self.undoable or self.not_compensable or self.undone)
+        return bool(self.undoable or self.kept or self.not_compensable or self.undone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undone:
     """What a rollback did, or would do: steps ``undone``, ``failed`` to undo, and ``not_compensable`` by declaration.
 
-    ``queued`` steps wait, in their order, for a process in which their compensation is registered; ``undeclared`` ones
-    have no policy that says whether they changed anything. ``unsent`` ones were deferred, and are not sent any more.
-    ``unfinished``: those of ``failed`` whose compensation still runs, so that its end is recorded later.
+    ``kept`` steps are not undone any more, because a pivot after them is done. ``queued`` ones wait, in their order,
+    for a process in which their compensation is registered; ``undeclared`` ones have no policy that says whether they
+    changed anything. ``unsent`` ones were deferred, and are not sent any more. ``unfinished``: those of ``failed``
+    whose compensation still runs, so that its end is recorded later.
     """
 
     undone: tuple[CallInfo, ...] = ()
     failed: tuple[CallInfo, ...] = ()
+    kept: tuple[CallInfo, ...] = ()
     not_compensable: tuple[CallInfo, ...] = ()
     queued: tuple[CallInfo, ...] = ()
     undeclared: tuple[CallInfo, ...] = ()
@@ -116,7 +120,7 @@ class Undone:
     @property
     def complete(self) -> bool:
         """Whether nothing is left to a person or to another process."""
-        return not (self.failed or self.not_compensable or self.queued)
+        return not (self.failed or self.kept or self.not_compensable or self.queued)
 
     def sentence(self, run_id: str) -> str:
         """What was undone and what is open, for the note on the original error."""
@@ -136,6 +140,8 @@ class Undone:
                 f"NOT undone yet: {_names(self.queued)}; {missing.compensate!r}, which undoes {missing.tool!r}, is not "
                 "registered in this process, so this waits for one that has it"
             )
+        if self.kept:
+            parts.append(f"not undone any more, because a pivot after them is done: {_names(self.kept)}")
         if self.not_compensable:
             parts.append(f"declared without compensate, so still in force: {_names(self.not_compensable)}")
         if self.unsent:
@@ -148,7 +154,10 @@ class Undone:
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
     everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
-    calls = _on_their_own([call for call in everything if not is_committed(run, call)])
+    not_committed = _on_their_own([call for call in everything if not is_committed(run, call)])
+    root = outermost(store, run)
+    line = pivots.line(everything if root.id == run.id else family(store, root))
+    calls = [call for call in not_committed if call.place >= line]
     safe = frozenset(call.id for call in calls if call.empty_safe and call.compensate and call.state in _UNSURE)
     in_doubt = [call for call in _on_their_own(everything) if call.state in _UNSURE]
     return Steps(
@@ -157,17 +166,26 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
             for call in calls
             if (call.state in _HAPPENED and call.compensate is not None) or (call.state in IN_DOUBT and call.id in safe)
         ),
+        kept=tuple(
+            call
+            for call in not_committed
+            if call.place < line and call.state in _HAPPENED and call.compensate is not None
+        ),
         not_compensable=tuple(
-            call for call in calls if call.state is CallState.DONE and call.declared_write and call.compensate is None
+            call
+            for call in not_committed
+            if call.state is CallState.DONE and call.declared_write and call.compensate is None
         ),
         # A commit does not end a doubt: it only says that what happened stays.
         unresolved=tuple(call for call in in_doubt if call.declared_write or call.compensate is not None),
         safe=safe,
         undeclared=tuple(
-            call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
+            call
+            for call in not_committed
+            if call.state is CallState.DONE and call.effect is None and not call.declared_write
         ),
         unsent=tuple(call for call in everything if is_unsent(call)),
-        undone=any(call.state is CallState.COMPENSATED and _is_undone_with(store, run, call) for call in calls),
+        undone=any(call.state is CallState.COMPENSATED and _is_undone_with(store, run, call) for call in not_committed),
     )
 
 
@@ -307,7 +325,8 @@ class Rollback:
             return
         holder = step_as_holder(self._store, step, self._run)
         what = f"the call {step.id} of tool {step.tool!r} is not undone"
-        if not commit_with(self._store, changes, names, holder, what=what, synced=True):
+        ours = owner.is_self(self._process)
+        if not ours or not commit_with(self._store, changes, names, holder, what=what, synced=True):
             raise self._taken_over()
 
     def _taken_over(self) -> StoreUnavailable:

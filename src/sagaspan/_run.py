@@ -29,7 +29,7 @@ from sagaspan._call import Call, Purse, Result
 from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
 from sagaspan._context import check_may_start, current_call, current_run
-from sagaspan._endings import ending_of
+from sagaspan._endings import PIVOT, ending_of
 from sagaspan._rollback import Undone
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
@@ -44,8 +44,9 @@ from sagaspan.exceptions import (
     StoreUnavailable,
 )
 from sagaspan.keys import KeySource
+from sagaspan.ledger import pivots
 from sagaspan.ledger.fail_open import unrecorded
-from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.transitions import RunEvent
 
 if TYPE_CHECKING:
@@ -512,6 +513,7 @@ class Run:
             paused=self._paused and error is None,
             unresolved=unresolved,
             unsent=error is not None and await self._has_unsent(backend),
+            pivoted=error is not None and await backend.io(self._passed_pivot) is not None,
             on_interrupt=self.record.on_interrupt,
             on_budget=self._on_budget,
         )
@@ -534,6 +536,9 @@ class Run:
             span=self._span,
         )
         return report
+
+    def _passed_pivot(self) -> CallRecord | None:
+        return pivots.passed(self.engine.store, self.record)
 
     async def _has_unsent(self, backend: Backend) -> bool:
         """Whether something that ``commit()`` let go is not sent."""
@@ -587,9 +592,9 @@ class Run:
             self._say(self._stopped.error, self._stopped.sentence(self.id))
             raise self._stopped.error
         if self.record.state is RunState.HELD and not self.replaying:
-            self._say(
-                error, f"sagaspan: run {self.id!r} is held ({self.reason}): nothing was undone; sagaspan show {self.id}"
-            )
+            forward = "its pivot is done, so it only goes forward: enter it again with the same id"
+            why = forward if self.reason == PIVOT else "nothing was undone"
+            self._say(error, f"sagaspan: run {self.id!r} is held ({self.reason}): {why}; sagaspan show {self.id}")
         if report is not None:
             original = error or self._doomed
             if original is not None or not report.complete:

@@ -288,6 +288,7 @@ async def _roll_back(
     report = replace(
         report,
         failed=(*report.failed, *(call_info(step) for step in steps.undoable if step.id in left)),
+        kept=tuple(map(call_info, steps.kept)),
         not_compensable=tuple(map(call_info, steps.not_compensable)),
         undeclared=tuple(map(call_info, steps.undeclared)),
         unsent=unsent,
@@ -390,7 +391,7 @@ def close_if_undone(store: Store, run: RunRecord | None) -> None:
     """
     while run is not None and run.state is RunState.PARTIALLY_COMPENSATED:
         steps = steps_of(store, run)
-        if steps.undoable or steps.not_compensable or steps.unresolved:
+        if steps.undoable or steps.kept or steps.not_compensable or steps.unresolved:
             return
         started, first = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), owner=owner.NOBODY)
         ended, second = transitions.move_run(started, RunEvent.COMPENSATED, now_us(), detail="what was left is undone")

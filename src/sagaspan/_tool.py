@@ -165,11 +165,13 @@ def _check_policy(name: str, policy: Policy, function: Callable[..., Any]) -> No
         raise ConfigurationError(
             f"tool {name!r} is to compensate itself, which would do it once more; name the function that undoes it"
         )
-    if policy.effect == "irreversible" and policy.approve is None and not policy.defer:
+    if policy.effect == "irreversible" and policy.approve is None and not (policy.defer or policy.pivot):
         raise ConfigurationError(
             f"tool {name!r} is irreversible: nothing can undo it, so it says defer=True to wait for the end of its "
-            "run, or approve=False itself if nobody need be asked"
+            "run, pivot=True if its run only goes forward after it, or approve=False itself if nobody need be asked"
         )
+    if policy.pivot and (why := _no_pivot(policy)) is not None:
+        raise ConfigurationError(f"tool {name!r} has pivot=True and {why}")
     if policy.defer and policy.effect == "read":
         raise ConfigurationError(f"tool {name!r} has effect='read' and defer=True: a read is for now, or it is no read")
     if policy.effect in ("read", "irreversible") and policy.compensate is not None:
@@ -180,6 +182,17 @@ def _check_policy(name: str, policy: Policy, function: Callable[..., Any]) -> No
         raise ConfigurationError(f"tool {name!r} has expect= but no compensate= before which it could be asked")
     if policy.lock_wait is not None and policy.lock is None:
         raise ConfigurationError(f"tool {name!r} has lock_wait= but no lock= to wait for; say which lock it takes")
+
+
+def _no_pivot(policy: Policy) -> str | None:
+    """Why a tool cannot be the point of no return."""
+    if policy.compensate is not None:
+        return "compensate=: what can be undone is no point of no return; run.commit() draws a line after it"
+    if policy.effect == "read":
+        return "effect='read': what changes nothing is no point of no return"
+    if policy.defer:
+        return "defer=True: what is sent when its run has ended well needs no pivot, nothing is undone after it"
+    return None
 
 
 def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Compensation | None:

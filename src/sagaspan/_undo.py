@@ -99,6 +99,7 @@ async def _whole_run(
     if dry_run or untouched or (over and not steps.undoable):
         return replace(
             _foreseen(engine, steps.expected),
+            kept=tuple(map(call_info, steps.kept)),
             not_compensable=tuple(map(call_info, steps.not_compensable)),
             undeclared=tuple(map(call_info, steps.undeclared)),
             unsent=tuple(map(call_info, steps.unsent)),

@@ -108,6 +108,8 @@ class Policy(DeclaredModel):
                     fails drops it. It is a write unless ``effect`` says otherwise
     ``expect``      function asked before a call is undone: True says that the world is as the call left it, so that
                     undoing overwrites nothing else. Anything else leaves the call to a person
+    ``pivot``       the point of no return: starts once no earlier step is open; from its success on the run only goes
+                    forward
     ``lock``        semantic locks: CEL over the arguments, or a function of them, that gives a name or a list of names;
                     the run (outside one: the call) holds them until it is over
     ``lock_wait``   seconds to wait for a lock that another one holds (0: ``LockConflict`` at once)
@@ -148,6 +150,7 @@ class Policy(DeclaredModel):
     critical: Flag | None = None
     empty_safe: Flag = False
     expect: Annotated[Function | None, Field(description="a function")] = None
+    pivot: Flag = False
 
     def over(self, base: Policy) -> Policy:
         """This policy's decided fields over those of ``base``."""
@@ -155,8 +158,8 @@ class Policy(DeclaredModel):
 
     @property
     def declared_write(self) -> bool:
-        """Whether this is a write by declaration: by effect, or by an undo, a business key, or being deferred."""
-        if self.effect in ("write", "irreversible"):
+        """Whether this is a write by declaration: by effect, undo, business key, or as deferred or a pivot."""
+        if self.effect in ("write", "irreversible") or self.pivot:
             return True
         return self.effect is None and (self.compensate is not None or self.key is not None or self.defer)
 

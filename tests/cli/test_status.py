@@ -104,6 +104,25 @@ def test_who_holds_what_goes_on(sagaspan: Sagaspan, home: Path, monkeypatch: pyt
     assert {item["state"] for item in sagaspan("status", "--json").json} == {"held", "unknown"}
 
 
+def test_a_run_after_its_pivot_says_how_it_goes_on(sagaspan: Sagaspan, guard: Guard) -> None:
+    """Enter it again; or undo what came after the pivot, which tells what stays."""
+    book = guard.tool("book", compensate=lambda result: None)(lambda what: what)
+    ship = guard.tool("ship", effect="irreversible", pivot=True)(lambda: None)
+    with pytest.raises(ValueError, match="no"), guard.run("trip", id="shipped-1"):
+        book("before")
+        ship()
+        book("after")
+        raise ValueError("no")
+    (item,) = sagaspan("status", "--json").json
+    assert (item["id"], item["state"]) == ("shipped-1", "held")
+    assert item["why"] == "failed after its pivot, so it only goes forward: enter it again with the same id (pivot)"
+    plan = sagaspan("compensate", "shipped-1", "--dry-run")
+    assert 'stays: book {"what": "before"}, because a pivot after it is done' in plan.out
+    answer = sagaspan("compensate", "shipped-1", "--dry-run", "--json")
+    assert [step["args"] for step in answer.json["kept"]] == [{"what": "before"}]
+    assert "pivot" in sagaspan("show", guard.runs.get("shipped-1").calls[1].id).out
+
+
 def test_locks_kept_by_what_needs_a_person(sagaspan: Sagaspan, guard: Guard) -> None:
     """Whoever is refused a lock finds here who keeps it, and ``show`` names it too."""
 

@@ -75,6 +75,7 @@ _DEFERRED_CRASHES = "tests/faults/test_deferred.py::"
 _LOCKS = "tests/ledger/test_locks.py::"
 _EMPTY = "tests/test_empty_safe.py::"
 _EXPECT = "tests/test_expect.py::"
+_PIVOTS = "tests/test_pivots.py::"
 
 _LOOPS_TESTS = "tests/test_loops.py::"
 _TARIFFS = "tests/llm/test_tariff.py::"
@@ -736,8 +737,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 2",
         rule="A write in doubt holds the run: nothing is undone by a guess.",
         file=_ENDINGS,
-        old="    return Ending(event=RunEvent.HOLD if unresolved else RunEvent.COMPENSATE, reason=reason)",
-        new="    return Ending(event=RunEvent.COMPENSATE, reason=reason)",
+        old="    if unresolved:\n        return Ending(event=RunEvent.HOLD, reason=reason)\n",
+        new="",
         tests=(_RUNS + "test_an_unknown_write_holds_the_run",),
     ),
     Rule(
@@ -962,8 +963,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 10",
         rule="Recovery undoes nothing while a write is in doubt.",
         file=_RECOVERY,
-        old="        undo = lost.undo and not doubts.blocking\n",
-        new="        undo = lost.undo\n",
+        old="        undo = lost.undo and not doubts.blocking and not pivoted\n",
+        new="        undo = lost.undo and not pivoted\n",
         tests=(_RECOVERIES + "test_killed_in_a_write_a_person_is_asked",),
     ),
     Rule(
@@ -1013,7 +1014,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 12",
         rule="The locks are taken in the claim, all or nothing with the record.",
         file=_LEDGER,
-        old="*spent, *reserves, *rate, *locks]\n",
+        old="*spent, *reserves, *rate, *conditions]\n",
         new="*spent, *reserves, *rate]\n",
         tests=(
             _LOCKS + "test_a_run_holds_its_locks_until_it_is_over",
@@ -1094,6 +1095,71 @@ RULES: Final[tuple[Rule, ...]] = (
         old="if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)\n",
         new="if call.id not in steps.safe\n",
         tests=(_EMPTY + "test_a_body_that_does_not_end_holds_the_run",),
+    ),
+    Rule(
+        section="(b) 6",
+        rule="After a done pivot a run that fails is held, and nothing of it is undone.",
+        file=_ENDINGS,
+        old="    return Ending(event=RunEvent.HOLD, reason=PIVOT) if forward else Ending(",
+        new="    return Ending(",
+        tests=(
+            _PIVOTS + "test_after_its_pivot_a_run_only_goes_forward",
+            _PIVOTS + "test_a_pivot_in_a_nested_run_counts_for_the_outer_one",
+        ),
+    ),
+    Rule(
+        section="(b) 6",
+        rule="Recovery undoes nothing of a run whose pivot is done.",
+        file=_RECOVERY,
+        old="        undo = lost.undo and not doubts.blocking and not pivoted\n",
+        new="        undo = lost.undo and not doubts.blocking\n",
+        tests=(_PIVOTS + "test_killed_after_its_pivot_a_run_goes_forward",),
+    ),
+    Rule(
+        section="(b) 6",
+        rule="A pivot of which somebody found out that it happened keeps its run from being undone.",
+        file=_RECOVERY,
+        old="        if doubts.blocking or await self._backend.io(pivots.passed, self._store, run) is not None:\n",
+        new="        if doubts.blocking:\n",
+        tests=(_PIVOTS + "test_a_pivot_in_doubt_holds_the_run", _PIVOTS + "test_killed_in_its_pivot_a_person_is_asked"),
+    ),
+    Rule(
+        section="(b) 6",
+        rule="What was done before a done pivot is not undone with its run.",
+        file=_ROLLBACK,
+        old="    calls = [call for call in not_committed if call.place >= line]\n",
+        new="    calls = not_committed\n",
+        tests=(
+            _PIVOTS + "test_undone_by_name_it_goes_back_to_the_pivot",
+            _PIVOTS + "test_what_a_nested_run_did_before_the_pivot_stays",
+        ),
+    ),
+    Rule(
+        section="(b) 6",
+        rule="A pivot starts only when no earlier step is open.",
+        file=_LEDGER,
+        old="        conditions: list[Change] = [barrier(self._store, call)] if is_pivot else []\n",
+        new="        conditions: list[Change] = []\n",
+        tests=(
+            _PIVOTS + "test_it_does_not_start_while_an_earlier_step_is_in_doubt",
+            _PIVOTS + "test_it_waits_for_steps_that_run_beside_it",
+        ),
+    ),
+    Rule(
+        section="(b) 6",
+        rule="The barrier of a pivot is part of its claim.",
+        file=_SQLITE,
+        old="        return all(step in change.but for (step,) in found)\n",
+        new="        return bool(found) or True\n",
+        tests=(_PIVOTS + "test_a_step_that_starts_at_the_same_moment_is_seen",),
+    ),
+    Rule(
+        section="(b) 6",
+        rule="The barrier of a pivot covers the whole saga, nested runs too.",
+        file=_SQLITE,
+        old="   and run_id in (select id from saga)\n",
+        new="   and run_id = ?2\n",
+        tests=(_PIVOTS + "test_it_does_not_start_while_an_earlier_step_is_in_doubt",),
     ),
     Rule(
         section="(b) 12",
@@ -1399,8 +1465,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 1",
         rule="A call reserves of every scope, or of none.",
         file=_LEDGER,
-        old="*spent, *reserves, *rate, *locks]\n",
-        new="*spent, *reserves[:1], *rate, *locks]\n",
+        old="*spent, *reserves, *rate, *conditions]\n",
+        new="*spent, *reserves[:1], *rate, *conditions]\n",
         tests=(_BUDGETS + "test_nothing_is_reserved_if_one_scope_refuses",),
     ),
     Rule(
@@ -1424,8 +1490,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 4.6",
         rule="Nothing else is claimed while a settle is not saved.",
         file=_LEDGER,
-        old="            await call.io(self.settle_leftovers)\n        deadline =",
-        new="            pass\n        deadline =",
+        old="            await call.io(self.settle_leftovers)\n        is_pivot =",
+        new="            pass\n        is_pivot =",
         tests=(_CLAIMS + "test_nothing_is_claimed_before_what_ended_is_saved",),
     ),
     Rule(

@@ -19,7 +19,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 def test_it_costs_nothing_and_needs_no_pytest() -> None:
     """Neither ``import sagaspan`` nor a guard brings it; it itself imports no test framework."""
     code = (
-        "import sys, sagaspan; sagaspan.Guard('sqlite:///x.db').tool(lambda: 1);"
+        "import sys, sagaspan; sagaspan.Guard('sqlite:///x.db').tool('x')(lambda: 1);"
         "print([name for name in sys.modules if name.startswith('sagaspan.testing')]);"
         "import sagaspan.testing; print([name for name in ('pytest', 'hypothesis', 'unittest') if name in sys.modules])"
     )

@@ -143,6 +143,8 @@ class _Work:
             emit_table(("#", "undoes", "arguments", "with", "call"), rows)
         else:
             say("Nothing is left to undo." if self._call is None else "There is nothing to undo.")
+        for step in plan.kept:
+            say(f"stays: {visible(step.tool)} {short(step.args)}, because a pivot after it is done", "yellow")
         for step in plan.not_compensable:
             say(f"stays: {visible(step.tool)} {short(step.args)}, which declares no compensation", "yellow")
         for step in plan.undeclared:
@@ -159,7 +161,7 @@ class _Work:
 
     def answer(self, report: Undone, *, dry_run: bool) -> int:
         """Say what came of it; the exit code."""
-        left = report.failed or report.queued or report.not_compensable
+        left = not report.complete
         if self._settings.as_json:
             emit_json(self._as_json(report, dry_run=dry_run))
             return NEEDS_PERSON if left else DONE
@@ -176,6 +178,7 @@ class _Work:
         return {
             "run": now.id, "namespace": now.namespace, "status": now.state, "dry_run": dry_run,
             "undone": report.undone, "failed": report.failed, "unfinished": report.unfinished, "queued": report.queued,
+            "kept": report.kept,
             "not_compensable": report.not_compensable, "undeclared": report.undeclared,
             "next": self._next(report, dry_run=dry_run),
         }  # fmt: skip

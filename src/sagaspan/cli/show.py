@@ -63,7 +63,7 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
         ("result", call.result and short(call.result, 400)),
         ("result lost", call.result_lost), ("error", call.error), ("effect", call.effect), ("attempts", call.attempts),
         ("undone by", call.compensate), ("undoes", call.compensates), ("idempotency key", call.idempotency_key),
-        ("locks", ", ".join(call.locks)),
+        ("pivot", "yes" if call.pivot else None), ("locks", ", ".join(call.locks)),
         ("tool call id", call.tool_call_id), ("trace", trace_of(call.traceparent)), ("started", when(call.started)),
         ("ended", when(call.ended)), ("held by", _holder(call, settings)),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from sagaspan._endings import PIVOT
 from sagaspan._owner import NOBODY
 from sagaspan.cli._found import with_namespaces
 from sagaspan.cli._holders import held_by
@@ -23,6 +24,7 @@ _RUNS: Final = {
     RunState.HELD: "was interrupted or is in doubt; nothing is undone until somebody resumes it",
     RunState.PARTIALLY_COMPENSATED: "was rolled back, but not all of it",
 }
+_FORWARD: Final = "failed after its pivot, so it only goes forward: enter it again with the same id"
 _CALLS: Final = {
     CallState.UNKNOWN: "was started and nobody knows how it ended",
     CallState.NEEDS_HUMAN: "waits for somebody to say what happened",
@@ -77,7 +79,7 @@ def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
             yield stopped
             continue
         orphaned = None if run.state in _RUNS else _orphaned(store, run)
-        why = _RUNS.get(run.state) or orphaned
+        why = _FORWARD if run.reason == PIVOT else _RUNS.get(run.state) or orphaned
         if why is not None:
             show = f"sagaspan show {run.id}" + (f" --namespace {run.namespace}" if several else "")
             yield Item(

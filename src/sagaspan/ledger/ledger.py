@@ -48,6 +48,7 @@ from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.locks import holder_of, in_order, taking, wait_for
+from sagaspan.ledger.pivots import barrier, wait_for_steps
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import (
     BODY_ENDED,
@@ -59,7 +60,7 @@ from sagaspan.ledger.resolution import (
     first_sent_us,
     permitted,
 )
-from sagaspan.ledger.store import CallChange, Change, Commit, LockChange, ReserveChange, SpendChange, Store
+from sagaspan.ledger.store import Barrier, CallChange, Change, Commit, LockChange, ReserveChange, SpendChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
 
@@ -232,24 +233,32 @@ class Ledger:
         """Claim the call of ``change`` with all that it needs; None if its record, or a limit, is not as it was.
 
         ``scheduled``: what it costs was reserved when it was scheduled.
-        Raises ``BudgetExceeded``, ``RateLimited``, and ``LockConflict`` if a lock is kept beyond ``lock_wait``.
+        Raises ``BudgetExceeded``, ``RateLimited``, ``LockConflict`` if a lock is kept beyond ``lock_wait``, and
+        ``CallInProgress`` or ``OutcomeUnknown`` if a pivot finds an earlier step open.
         """
         if self._unsettled:
             await call.io(self.settle_leftovers)
-        deadline = monotonic() + (call.tool.policy.lock_wait or 0.0) if call.declared.locks else 0.0
+        is_pivot = call.tool.policy.pivot and call.under is not None
+        waits = is_pivot or bool(call.declared.locks)
+        now = monotonic() if waits else 0.0
+        lock_deadline = now + (call.tool.policy.lock_wait or 0.0)
+        step_deadline = now + (call.tool.policy.timeout or JOIN_SECONDS)
         while True:
             change, reserves = self._reserving(call, change, scheduled=scheduled)
-            locks = await call.io(self._locks_for, call) if call.declared.locks else ()
+            conditions = await call.io(self._conditions, call, is_pivot) if waits else []
             # The record comes first: where it answers the call itself, nothing else is needed.
             rate = () if scheduled else rate_of(call)
-            changes: list[Change] = [*freeing, change, *spent, *reserves, *rate, *locks]
+            changes: list[Change] = [*freeing, change, *spent, *reserves, *rate, *conditions]
             commit = await self._commit_held(call, change.record, changes, in_doubt)
             refused = commit.refused
             if refused is None or isinstance(refused, CallChange):
                 return change.record if refused is None else None
-            if not isinstance(refused, LockChange):
+            if isinstance(refused, LockChange):
+                await wait_for(self._store, call, lock_deadline)
+            elif isinstance(refused, Barrier):
+                await wait_for_steps(self._store, call, lambda step: self._find_out(step, call), step_deadline)
+            else:
                 raise await call.io(self._limits.refusal, call, refused)
-            await wait_for(self._store, call, deadline)
 
     def _reserving(self, call: Call, change: CallChange, *, scheduled: bool) -> tuple[CallChange, list[ReserveChange]]:
         """The claim under the limits known now, and what it reserves of them."""
@@ -262,8 +271,14 @@ class Ledger:
         record = replace(change.record, reserved=reserving(reserves))
         return replace(change, record=record, controls=version), reserves
 
-    def _locks_for(self, call: Call) -> list[LockChange]:
-        return taking(self._store, call.declared.locks, holder_of(self._store, call))
+    def _conditions(self, call: Call, is_pivot: bool) -> list[Change]:
+        conditions: list[Change] = [barrier(self._store, call)] if is_pivot else []
+        if call.declared.locks:
+            conditions += taking(self._store, call.declared.locks, holder_of(self._store, call))
+        return conditions
+
+    async def _find_out(self, step: CallRecord, call: Call) -> CallRecord:
+        return await self.resolve(step, self._find_probe(step), call.backend)
 
     async def _commit_held(self, call: Call, record: CallRecord, changes: Sequence[Change], in_doubt: bool) -> Commit:
         """Commit the claim of ``record``; it is held from before it is on disk until ``_run`` lets it go."""
@@ -298,7 +313,7 @@ class Ledger:
         for other in await call.io(self._family, call.run):
             if not other.declared_write or other.state not in (*IN_DOUBT, CallState.RUNNING):
                 continue
-            other = await self.resolve(other, self._find_probe(other), call.backend)
+            other = await self._find_out(other, call)
             if other.state in IN_DOUBT:
                 raise OutcomeUnknown(
                     f"tool {call.tool.name!r} did not run: nobody knows whether {other.tool!r} of this run happened; "
@@ -607,6 +622,7 @@ def new_record(call: Call) -> CallRecord:
         arguments=call.encoded,
         compensate=None if compensation is None else compensation.name,
         empty_safe=policy.empty_safe,
+        pivot=policy.pivot,
         expect=None if compensation is None or compensation.expect is None else compensation.expect.name,
         locks=_lock_names(call),
         tool_call_id=call.tool_call_id,

@@ -87,6 +87,7 @@ class CallRecord:
     compensate: str | None = None
     empty_safe: bool = False
     expect: str | None = None
+    pivot: bool = False
     locks: str | None = None
     reserved: str | None = None
     tool_call_id: str | None = None
@@ -292,6 +293,7 @@ class CallInfo:
     compensates: str | None
     compensate: str | None
     effect: str | None
+    pivot: bool
     idempotency_key: str
     key: str
     locks: tuple[str, ...]
@@ -362,6 +364,7 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         compensates=record.compensates,
         compensate=record.compensate,
         effect=record.effect,
+        pivot=record.pivot,
         idempotency_key=record.idempotency_key,
         key=record.key,
         locks=names_of(record.locks),

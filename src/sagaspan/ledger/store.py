@@ -110,7 +110,23 @@ class RateChange:
     burst: int
 
 
-Change = CallChange | RunChange | LockChange | ReserveChange | SpendChange | UsageChange | LimitChange | RateChange
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Save nothing, but only while no step of a saga is open: the runs ``run_id`` and all nested in it.
+
+    A step is open that could be undone (a declared write, or one with a compensation), and is running, in doubt or
+    being undone; those named ``but`` do not count. A store whose transactions run side by side must see to it that none
+    is claimed meanwhile.
+    """
+
+    namespace: str
+    run_id: str
+    but: tuple[str, ...] = ()
+
+
+Change = (
+    CallChange | RunChange | LockChange | Barrier | ReserveChange | SpendChange | UsageChange | LimitChange | RateChange
+)
 
 
 @dataclass(frozen=True, slots=True)

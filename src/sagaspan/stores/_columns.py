@@ -37,8 +37,8 @@ _CALL_CONSTANTS: Final = frozenset(
     {"id", "namespace", "tool", "key_source", "generation", "idempotency_key", "fingerprint",
      "run_id", "parent_id", "phase",
      "compensates",
-     "effect", "declared_write", "arguments", "compensate", "empty_safe", "expect", "tool_call_id", "created_us",
-     "claim_seq"}
+     "effect", "declared_write", "arguments", "compensate", "empty_safe", "expect", "pivot", "tool_call_id",
+     "created_us", "claim_seq"}
 )  # fmt: skip
 _RUN_CONSTANTS: Final = frozenset(
     {"namespace", "id", "name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input",
@@ -62,7 +62,7 @@ lock_changes = attrgetter(*LOCK_CHANGING, "namespace", "name")
 def call_record(row: Sequence[Any]) -> CallRecord:
     """The record of a row selected by ``CALL_COLUMNS``."""
     values = dict(zip(CALL_COLUMNS, row, strict=True))
-    for name in ("declared_write", "empty_safe"):
+    for name in ("declared_write", "empty_safe", "pivot"):
         values[name] = bool(values[name])
     try:
         values["state"] = CallState(values["state"])

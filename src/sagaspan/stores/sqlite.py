@@ -32,7 +32,17 @@ from sagaspan.ledger.records import (
     RunState,
     UsageTotals,
 )
-from sagaspan.ledger.store import SAVED, CallChange, Change, Commit, Family, Forgotten, LockChange, RunChange
+from sagaspan.ledger.store import (
+    SAVED,
+    Barrier,
+    CallChange,
+    Change,
+    Commit,
+    Family,
+    Forgotten,
+    LockChange,
+    RunChange,
+)
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_budgets as budgets
 from sagaspan.stores._migrate import current_version, migrate, migrations
@@ -123,6 +133,23 @@ _INSERT_LOCK: Final = f"insert into locks ({_LOCKS}) values ({_marks(columns.LOC
 _UPDATE_LOCK: Final = f"""
 update locks set {_sets(columns.LOCK_CHANGING)} where namespace = ? and name = ? and version = ?
 """  # noqa: S608
+_OPEN_STEP: Final = """
+with recursive saga (id) as (
+  select ?2
+  union all
+  select runs.id
+    from runs
+    join saga on runs.parent_id = saga.id
+   where runs.namespace = ?1
+)
+select id
+  from calls
+ where namespace = ?1
+   and run_id in (select id from saga)
+   and phase = 'forward'
+   and state in ('running', 'unknown', 'needs_human', 'compensating')
+   and (declared_write = 1 or compensate is not null)
+"""
 _RENEW: Final = f"""
 insert into owners ({", ".join(columns.LEASE_COLUMNS)}) values ({_marks(columns.LEASE_COLUMNS)})
     on conflict (owner) do update
@@ -712,6 +739,9 @@ def _save_apart(connection: sqlite3.Connection, request: _Request) -> Commit:
 def _save(connection: sqlite3.Connection, change: Change) -> bool:
     if isinstance(change, LockChange):
         return _save_lock(connection, change)
+    if isinstance(change, Barrier):
+        found = connection.execute(_OPEN_STEP, (change.namespace, change.run_id))
+        return all(step in change.but for (step,) in found)
     if not isinstance(change, CallChange | RunChange):
         return budgets.save(connection, change)
     # The audit row first: its number becomes the call's place in the claim order.
