@@ -64,6 +64,7 @@ _LOCKS = "tests/ledger/test_locks.py::"
 _EMPTY = "tests/test_empty_safe.py::"
 _EXPECT = "tests/test_expect.py::"
 _PIVOTS = "tests/test_pivots.py::"
+_CRITICAL = "tests/test_critical.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -1076,6 +1077,25 @@ RULES: Final[tuple[Rule, ...]] = (
         old="if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)\n",
         new="if call.id not in steps.safe\n",
         tests=(_EMPTY + "test_a_body_that_does_not_end_holds_the_run",),
+    ),
+    Rule(
+        section="(b) 3",
+        rule="Steps beside each other are undone in reverse order of their start, not of their end.",
+        file=_ROLLBACK,
+        old="    return sorted(own, key=lambda call: call.claim_seq, reverse=True)\n",
+        new="    return sorted(own, key=lambda call: call.ended_us or 0, reverse=True)\n",
+        tests=(
+            _CRITICAL + "test_siblings_in_threads_are_undone_in_reverse_order_of_their_start",
+            _CRITICAL + "test_sibling_tasks_are_undone_in_reverse_order_of_their_start",
+        ),
+    ),
+    Rule(
+        section="(b) 8",
+        rule="The failure of a step that is not critical stops nothing.",
+        file=_ENGINE,
+        old="            if tool.policy.critical is False:\n",
+        new="            if False:\n",
+        tests=(_CRITICAL + "test_its_failure_stops_nothing", _CRITICAL + "test_what_it_did_is_undone_like_the_rest"),
     ),
     Rule(
         section="(b) 6",
