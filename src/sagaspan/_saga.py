@@ -300,7 +300,7 @@ async def _roll_back(
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
     run = await move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
-    if report.unfinished:  # it may have ended meanwhile
+    if run.state is RunState.PARTIALLY_COMPENSATED:  # what was left may be undone by now: it ended, or by hand
         await backend.io(close_if_undone, engine.store, run)
         now = await backend.io(engine.store.get_run, run.namespace, run.id)
         run = run if now is None else now

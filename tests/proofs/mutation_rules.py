@@ -814,6 +814,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_RUNS + "test_a_commit_that_is_passed_again_draws_its_line_at_the_same_place",),
     ),
     Rule(
+        section="(b) 5",
+        rule="A word that comes while a rollback goes on closes its run.",
+        file=_SAGA,
+        old="    if run.state is RunState.PARTIALLY_COMPENSATED:  # what was left may",
+        new="    if report.unfinished:  # what was left may",
+        tests=("tests/test_undo.py::TestWholeRuns::test_a_word_that_comes_while_the_rollback_goes_on",),
+    ),
+    Rule(
         section="(b) 9",
         rule="A rollback of nested runs that died ends as it would have.",
         file=_ROLLBACK,
