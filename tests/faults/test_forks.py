@@ -173,9 +173,10 @@ def test_a_call_imports_nothing(tmp_path: Path) -> None:
     import asyncio
 
     guard = guarded()
+    async def apay(order): pass
     async def arefund(order): pass
     pay = guard.tool("pay", compensate=lambda order: None, timeout=5, retry=2)(lambda order: order)
-    apay = guard.tool("apay", compensate=arefund, timeout=5)(arefund)
+    apay = guard.tool("apay", compensate=arefund, timeout=5)(apay)
     known = set(sys.modules)
 
     async def play():
