@@ -421,6 +421,8 @@ class Rollback:
             owner.drop(record.id)
 
     def _save_late(self, step: CallRecord, record: CallRecord, ended: Ended) -> CallRecord | None:
+        if not owner.is_self(self._process):  # a child forked inside it
+            return None
         for _ in range(10):  # somebody may decide about the step at the same moment
             undo, after = self._store.get_call(record.id), self._store.get_call(step.id)
             if undo is None or after is None or undo.state is not CallState.RUNNING or undo.epoch != record.epoch:

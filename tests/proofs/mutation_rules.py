@@ -674,6 +674,14 @@ RULES: Final[tuple[Rule, ...]] = (
         new="        if not",
         tests=(_FORKS + "test_an_undo_is_settled_by_the_process_that_began_it",),
     ),
+    Rule(
+        section="3.SQLite",
+        rule="Nor does a child of one that nobody waits for any more.",
+        file=_ROLLBACK,
+        old="        if not owner.is_self(self._process):  # a child",
+        new="        if False:  # a child",
+        tests=(_FORKS + "test_a_child_of_an_undo_that_nobody_waits_for_any_more_says_nothing_of_its_end",),
+    ),
     # -- sagas (rule book (b)) ------------------------------------------------------------------------------------
     Rule(
         section="(b) 5",
