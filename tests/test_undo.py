@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunError, RunInProgress, StoreUnavailable
+from sagaspan import CallInfo, CompensationFailed, Guard, OutcomeUnknown, RunError, RunInProgress, StoreUnavailable
 from sagaspan._backends import SYNC, run_sync
 from sagaspan._saga import rollback_of
 from sagaspan.ledger.records import CallRecord
@@ -159,6 +159,24 @@ class TestWholeRuns:
         with pytest.raises(StoreUnavailable, match="taken over by another worker"):
             guard.compensate(run)
         assert world.log == ["book room", "cancel room"]
+
+    def test_a_word_that_comes_while_the_rollback_goes_on(self, guard: Guard) -> None:
+        """Somebody undoes by hand what could not be undone while older steps still are: then all of it is."""
+        told: list[CallInfo] = []
+
+        def cancel(result: str) -> None:
+            if result == "room":
+                raise ConnectionResetError("no answer")
+            (room,) = guard.calls.list(status=["compensation_failed"])
+            told.append(guard.calls.resolve(room.id, "compensated", note="called them"))
+
+        book = guard.tool("book", compensate=cancel)(lambda what: what)
+        with pytest.raises(CompensationFailed), guard.run(id="a") as run:
+            book("flight")
+            book("room")
+            run.abort()
+        assert [call.state for call in told] == ["compensated"]
+        assert guard.runs.get("a").status == "compensated"
 
     def test_a_dead_process_s_run_can_be_undone(self, guard: Guard, store_url: str, book, world: World) -> None:
         """Any process that has the tools can finish it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self, TypeVar
@@ -132,7 +133,7 @@ class Turn:
         self._run.go_on()
         if snapshot is not None and self._run.resumed and self._run not in _counted:
             _counted.add(self._run)
-            self._run.answered_elsewhere(_answered(snapshot))
+            self._run.answered_elsewhere(_answered(snapshot), _answers_until(snapshot))
 
     # -- while it runs -----------------------------------------------------------------------------------------
 
@@ -213,6 +214,18 @@ class _Watch(GraphCallbackHandler):
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         # A graph of its own that a tool invokes inherits this handler: its pause is not ours.
         self.paused = self.paused or event.run_id == self._root
+
+
+def _answers_until(snapshot: StateSnapshot) -> dt.datetime:
+    """Up to when nothing is asked again that was done.
+
+    Of a step that was interrupted, what is saved beside the checkpoint is not asked again either: the tasks that ended,
+    and a graph of its own that goes on from its own checkpoint.
+    """
+    in_step = any(task.result is not None or task.state is not None for task in snapshot.tasks)
+    if in_step or snapshot.created_at is None:
+        return dt.datetime.now(dt.UTC)
+    return dt.datetime.fromisoformat(snapshot.created_at)
 
 
 def _answered(snapshot: StateSnapshot) -> set[str]:

@@ -1,18 +1,20 @@
-"""Completing a run: what was deferred in it is sent, in the order in which it was scheduled (rule book (b) 7).
+"""Completing a run: its orphans are undone, if that is wanted, and what was deferred is sent (rule book (b) 7).
 
 The decision is on disk before the first call is sent, and it is the run's own: ``completing``, or, for what
 ``commit()`` lets go, ``committed_seq``. The run stays ``running`` meanwhile, with its owner, lease and epoch, so that
 after a crash one worker alone takes it over, by the rules of every other run, and goes on where it was. Nothing
-that was decided is undone by an error or an interruption any more: what cannot be sent holds the run.
+that was decided is undone by an error or an interruption any more: what cannot be sent or undone holds the run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from opentelemetry.trace import Span
 
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
@@ -20,14 +22,15 @@ from sagaspan import _spans as spans
 from sagaspan._backends import Backend
 from sagaspan._call import Result
 from sagaspan._clock import now_us
-from sagaspan.exceptions import CallInProgress, OutcomeUnknown, RunError, RunInProgress
+from sagaspan._rollback import steps_of
+from sagaspan.exceptions import CallInProgress, CompensationFailed, OutcomeUnknown, RunError, RunInProgress
 from sagaspan.ledger import transitions
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.committed import is_committed
-from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState, call_info
+from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import CallChange, Store
-from sagaspan.ledger.transitions import RunEvent
+from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -37,29 +40,39 @@ InForce = Callable[[], AbstractContextManager[None]]
 """Makes the run the current one: what a deferred body calls is a step of its run."""
 
 _SENT_BEFORE: Final = (CallState.RUNNING, CallState.FAILED, *IN_DOUBT)
+_TO_UNDO: Final = (CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
 _NOT_OVER: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """The deferred call at which sending stopped, and the error to raise. ``queued``: no tool here can send it."""
+    """The call at which completing stopped, and the error to raise.
+
+    ``reason``: why the run is held, in one word. ``queued``: this process lacks the tool. ``waiting``: how many
+    deferred calls come after it.
+    """
 
     call: CallRecord
+    reason: str
     error: BaseException
-    waiting: int
+    waiting: int = 0
     queued: bool = False
 
     @property
-    def reason(self) -> str:
-        """Why the run is held, in one word."""
-        return "unresolved" if self.call.state in (CallState.RUNNING, *IN_DOUBT) else "unsent"
+    def what(self) -> str:
+        """What the tool is called that this process lacks."""
+        return self.call.compensate or "" if self.reason == "orphans" else self.call.tool
 
     def sentence(self, run_id: str) -> str:
         """What became of it and what to do, for the note on the error."""
+        run, call = f"sagaspan: run {run_id!r}:", f"{self.call.tool!r} ({self.call.id})"
+        recover = "sagaspan recover --app MODULE:GUARD"
+        if self.reason == "orphans":
+            return f"{run} its orphan {call} is not undone yet; enter the run again, or: {recover}"
         more = f", and {self.waiting} deferred after it wait" if self.waiting else ""
-        where = f"sagaspan: run {run_id!r}: its deferred call {self.call.tool!r} ({self.call.id})"
+        where = f"{run} its deferred call {call}"
         if self.queued:
-            return f"{where} is not sent yet{more}; sagaspan recover --app MODULE:GUARD"
+            return f"{where} is not sent yet{more}; {recover}"
         decide = f"sagaspan calls resolve {self.call.id} OUTCOME --note WHY"
         if self.reason == "unresolved":
             return f"{where} may or may not have been sent{more}; find out, then say so: {decide}"
@@ -100,21 +113,83 @@ def _completed(store: Store, run: RunRecord) -> Iterator[RunRecord]:
 # -- sending -----------------------------------------------------------------------------------------------------
 
 
-async def decide(engine: Engine, run: RunRecord, *, output: str | None, backend: Backend) -> RunRecord:
-    """The block of ``run`` has ended well: from here on it is only finished."""
-    return await saga.move(engine, run, RunEvent.FINISH, backend, synced=True, completing=True, output=output)
+async def decide(
+    engine: Engine,
+    run: RunRecord,
+    *,
+    output: str | None,
+    orphans: Sequence[CallRecord] = (),
+    undo: bool = False,
+    backend: Backend,
+) -> RunRecord:
+    """The block of ``run`` has ended well: from here on it is only finished.
+
+    In the same commit its ``orphans`` are marked to be undone, if that is wanted and they are not before a pivot, or
+    given up if they are scheduled.
+    """
+    marks = await backend.io(_marks, engine.store, run, orphans) if undo else []
+    return await saga.move(
+        engine, run, RunEvent.FINISH, backend, synced=True, more=marks, completing=True, output=output,
+        orphans=listed(orphans),
+    )  # fmt: skip
+
+
+def listed(orphans: Sequence[CallRecord]) -> str | None:
+    """The orphans of a run as its record has them."""
+    return "\n".join(orphan.id for orphan in orphans) or None
+
+
+def _marks(store: Store, run: RunRecord, orphans: Sequence[CallRecord]) -> list[CallChange]:
+    why = "its run was resumed and did not ask for it again"
+    undoable = {step.id for step in steps_of(store, run).undoable}
+    marks = []
+    for orphan in orphans:
+        if orphan.state is CallState.SCHEDULED:
+            after, audit = transitions.drop(orphan, now_us(), why=why)
+        elif orphan.id in undoable:
+            who = owner.this_process()
+            after, audit = transitions.move_call(orphan, CallEvent.COMPENSATE, now_us(), detail=why, actor=who)
+        else:
+            continue
+        marks.append(CallChange(after, audit, orphan.version))
+    return marks
 
 
 async def finish(
-    engine: Engine, run: RunRecord, *, in_force: InForce, backend: Backend
+    engine: Engine, run: RunRecord, *, in_force: InForce, backend: Backend, span: Span
 ) -> tuple[RunRecord, Stopped | None]:
-    """Send what is due of a run that is ``completing`` and complete it, or hold it where sending stopped."""
-    stopped = await send_due(engine, run, in_force=in_force, backend=backend)
+    """Undo what is marked and send what is due of a run that is ``completing``, and complete it.
+
+    Where that stops the run is held; without the tool it is given back for a process that has it.
+    """
+    stopped = await _undo_orphans(engine, run, backend, span)
+    if stopped is None and not await backend.io(waits_for_outer, engine.store, run):
+        stopped = await send_due(engine, run, in_force=in_force, backend=backend)
     if stopped is None:
         return await saga.move(engine, run, RunEvent.COMPLETE, backend, synced=True), None
     if stopped.queued:
-        return await saga.give_back(engine, run, backend, f"waits for {stopped.call.tool!r}"), stopped
+        return await saga.give_back(engine, run, backend, f"waits for {stopped.what!r}"), stopped
     return await hold(engine, run, stopped, backend), stopped
+
+
+def orphans_to_undo(store: Store, run: RunRecord) -> list[CallRecord]:
+    """The orphans of ``run`` that are marked and not undone yet, newest first."""
+    found = [store.get_call(call_id) for call_id in names_of(run.orphans)]
+    marked = [call for call in found if call is not None and call.state in _TO_UNDO]
+    return sorted(marked, key=lambda call: call.claim_seq, reverse=True)
+
+
+async def _undo_orphans(engine: Engine, run: RunRecord, backend: Backend, span: Span) -> Stopped | None:
+    steps = await backend.io(orphans_to_undo, engine.store, run)
+    if not steps:
+        return None
+    undone = await saga.rollback_of(engine, run, backend=backend, span=span)(steps)
+    left = [*undone.queued, *undone.failed]
+    if not left:
+        return None
+    error = CompensationFailed(undone.sentence(run.id), call=left[0])
+    call = next(step for step in steps if step.id == left[0].id)
+    return Stopped(call=call, reason="orphans", error=error, queued=bool(undone.queued))
 
 
 async def hold(engine: Engine, run: RunRecord, stopped: Stopped, backend: Backend) -> RunRecord:
@@ -153,14 +228,19 @@ async def _send(
     record, waiting = left[0], len(left) - 1
     tool = engine.find_deferred(record)
     if tool is None:
-        return Stopped(call=record, error=_queued(run, record), waiting=waiting, queued=True)
+        return Stopped(call=record, reason="unsent", error=_queued(run, record), waiting=waiting, queued=True)
     try:
         with in_force():
             result: Result = await engine.send(tool, record, run, backend)
     except (OutcomeUnknown, CallInProgress) as error:
         now = await backend.io(engine.store.get_call, record.id)
-        return Stopped(call=now or record, error=error, waiting=waiting)
-    return None if result.error is None else Stopped(call=result.record, error=result.error, waiting=waiting)
+        return _stopped(now or record, error, waiting)
+    return None if result.error is None else _stopped(result.record, result.error, waiting)
+
+
+def _stopped(call: CallRecord, error: BaseException, waiting: int) -> Stopped:
+    in_doubt = call.state in (CallState.RUNNING, *IN_DOUBT)
+    return Stopped(call=call, reason="unresolved" if in_doubt else "unsent", error=error, waiting=waiting)
 
 
 def _give_up(store: Store, stopped: Stopped) -> None:

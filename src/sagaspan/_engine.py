@@ -28,11 +28,9 @@ from sagaspan._tool import Tool, expectation
 from sagaspan.budget import Budget
 from sagaspan.exceptions import (
     ApprovalPending,
-    BudgetExceeded,
     ConfigurationError,
-    LoopDetected,
     PolicyDenied,
-    Refused,
+    SagaspanError,
     StoreUnavailable,
 )
 from sagaspan.keys import (
@@ -285,21 +283,24 @@ class Engine:
             )
         with run.busy():
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
-            try:
-                result = await self._onion(call)
-            except (Refused, StoreUnavailable) as error:
-                run.did_not_happen(call)
-                if isinstance(error, BudgetExceeded) or (isinstance(error, LoopDetected) and error.stops):
-                    run.doom(error)
-                raise
-            run.asked_for(result.record.id)
-            if result.state is CallState.FAILED:
-                run.did_not_happen(call)
-            elif tool.policy.compensate is not None or tool.policy.defer:
-                self._remember(tool, result)
-            if tool.policy.defer:
-                run.waits_to_send()
-            return self._deliver(tool, run, result)
+            return self._deliver(tool, run, await self._call_in(run, call))
+
+    async def _call_in(self, run: Run, call: Call) -> Result:
+        """Send a call of a run through the onion, and keep the run's books of it."""
+        try:
+            result = await self._onion(call)
+        except SagaspanError as error:
+            run.refused(call, error)
+            raise
+        run.asked_for(result.record.id, answered=not result.executed)
+        policy = call.tool.policy
+        if result.state is CallState.FAILED:
+            run.did_not_happen(call)
+        elif policy.compensate is not None or policy.defer:
+            self._remember(call.tool, result)
+        if policy.defer:
+            run.waits_to_send()
+        return result
 
     async def send(self, tool: Tool, record: CallRecord, run: RunRecord, backend: Backend) -> Result:
         """Send the deferred call ``record`` for ``run``, from its record alone; raises as ``Ledger.send``."""

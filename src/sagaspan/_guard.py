@@ -53,6 +53,7 @@ _log = logging.getLogger("sagaspan")
 P = ParamSpec("P")
 T = TypeVar("T")
 OnInterrupt = Literal["hold", "compensate"]
+Orphans = Literal["warn", "compensate"]
 
 
 class Guard:
@@ -268,17 +269,21 @@ class Guard:
         tags: Mapping[str, Any] | None = None,
         on_interrupt: OnInterrupt | None = None,
         on_budget: OnInterrupt = "compensate",
+        orphans: Orphans | None = None,
         wait: float = 0,
         reopen: bool = False,
         nested: bool = True,
     ) -> Run:
         """A run to enter with ``with`` or ``async with``: its steps are undone together.
 
-        The same ``id`` resumes: what is done is answered from the ledger. ``wait`` is seconds to wait for another
+        The same ``id`` resumes: what is done is answered from the ledger. Writes done before and not asked for again
+        are ``run.orphans``: the log warns of them at the end, and ``orphans="compensate"`` undoes them there (None: as
+        the outer run says, else ``"warn"``). ``wait`` is seconds to wait for another
         worker inside the run; ``reopen`` starts a run over that was rolled back. Entering raises ``RunInProgress``,
         ``RunConflict``, ``RunClosed`` or ``StoreError``.
         """
         check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
+        check_choice("orphans", orphans, (None, "warn", "compensate"))
         check_name("name", name)
         texts = (("id", id), ("user", user), ("tenant", tenant), ("agent", agent), ("conversation", conversation))
         for what, text in texts:
@@ -323,6 +328,7 @@ class Guard:
         made = Run(
             self._engine, wanted, wait=wait, reopen=reopen, outer=outer, unnamed=outer is not None and id is None,
             budget=own, on_budget=on_budget,
+            undo_orphans=orphans == "compensate" or (orphans is None and outer is not None and outer.undo_orphans),
         )  # fmt: skip
         self._engine.made_run = weakref.ref(made)
         return made

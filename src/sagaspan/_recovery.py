@@ -285,7 +285,9 @@ class Recoverer:
 
     async def _complete(self, taken: RunRecord) -> str:
         """Send what was deferred in a run that has ended well."""
-        _, stopped = await completion.finish(self._engine, taken, in_force=self._in_force(taken), backend=self._backend)
+        _, stopped = await completion.finish(
+            self._engine, taken, in_force=self._in_force(taken), backend=self._backend, span=self._engine.no_span
+        )
         if stopped is None:
             return "completed"
         return "queued" if stopped.queued else "needs_human"
@@ -305,7 +307,13 @@ class Recoverer:
             owner.drop(saga.token(self._store, run))
 
     async def _is_blocked(self, run: RunRecord, *, ask: bool) -> bool:
-        """Whether a deferred call of a held run waits for a person; ``ask`` the probes of those in doubt first."""
+        """Whether a call of a held run waits for a person, or for its next attempt to be undone.
+
+        ``ask`` the probes of deferred ones in doubt first.
+        """
+        orphans = await self._backend.io(completion.orphans_to_undo, self._store, run)
+        if any(call.state is CallState.COMPENSATION_FAILED for call in orphans):
+            return True
         for call in await self._backend.io(completion.due, self._store, run):
             if ask:
                 call = await self._engine.resolve_in_doubt(call, self._backend)
@@ -409,7 +417,10 @@ class Recoverer:
         """Whether this process cannot send all that is due of a run: one that has the tools does it whole."""
         if run.state is RunState.COMPENSATING:
             return False
-        return any(self._engine.find_deferred(call) is None for call in completion.due(self._store, run))
+        orphans = completion.orphans_to_undo(self._store, run) if run.completing else []
+        return any(self._engine.find_compensation(call) is None for call in orphans) or any(
+            self._engine.find_deferred(call) is None for call in completion.due(self._store, run)
+        )
 
     def _not_due(self, steps: Steps) -> set[str]:
         """The steps that could not be undone and are not tried again, or not yet."""

@@ -154,12 +154,12 @@ class Undone:
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
     everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
-    not_committed = _on_their_own([call for call in everything if not is_committed(run, call)])
+    not_committed = on_their_own(uncommitted(everything, run))
     root = outermost(store, run)
     line = pivots.line(everything if root.id == run.id else family(store, root))
     calls = [call for call in not_committed if call.place >= line]
     safe = frozenset(call.id for call in calls if call.empty_safe and call.compensate and call.state in _UNSURE)
-    in_doubt = [call for call in _on_their_own(everything) if call.state in _UNSURE]
+    in_doubt = [call for call in on_their_own(everything) if call.state in _UNSURE]
     return Steps(
         undoable=tuple(
             call
@@ -197,7 +197,24 @@ def _is_undone_with(store: Store, run: RunRecord, call: CallRecord) -> bool:
     return inner is not None and (inner.state in CLOSED_WITH_OUTER or inner.reason == WITH_OUTER)
 
 
-def _on_their_own(calls: Sequence[CallRecord]) -> list[CallRecord]:
+def uncommitted(calls: Sequence[CallRecord], run: RunRecord) -> list[CallRecord]:
+    """Those of ``calls`` that no ``commit()`` of ``run`` protects; what a deferred call called is committed with it."""
+    by_id = {call.id: call for call in calls}
+    return [call for call in calls if not _is_protected(call, by_id, run)]
+
+
+def _is_protected(call: CallRecord, by_id: dict[str, CallRecord], run: RunRecord) -> bool:
+    if is_committed(run, call):
+        return True
+    above = by_id.get(call.parent_id or "")
+    while above is not None:
+        if above.scheduled_seq is not None and is_committed(run, above):
+            return True
+        above = by_id.get(above.parent_id or "")
+    return False
+
+
+def on_their_own(calls: Sequence[CallRecord]) -> list[CallRecord]:
     """Those for which no other of ``calls`` is undone, newest first."""
     by_id = {call.id: call for call in calls}
     own = [call for call in calls if not _covered(call, by_id)]
@@ -404,6 +421,8 @@ class Rollback:
             owner.drop(record.id)
 
     def _save_late(self, step: CallRecord, record: CallRecord, ended: Ended) -> CallRecord | None:
+        if not owner.is_self(self._process):  # a child forked inside it
+            return None
         for _ in range(10):  # somebody may decide about the step at the same moment
             undo, after = self._store.get_call(record.id), self._store.get_call(step.id)
             if undo is None or after is None or undo.state is not CallState.RUNNING or undo.epoch != record.epoch:

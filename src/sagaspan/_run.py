@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import heapq
 import logging
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
@@ -30,6 +31,7 @@ from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
 from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._endings import PIVOT, ending_of
+from sagaspan._orphans import orphans_of
 from sagaspan._rollback import Undone
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
@@ -38,15 +40,18 @@ from sagaspan.exceptions import (
     CompensationFailed,
     ConfigurationError,
     LoopDetected,
+    Refused,
     RunClosed,
     RunInProgress,
+    SagaspanError,
     StoreError,
     StoreUnavailable,
 )
 from sagaspan.keys import KeySource
 from sagaspan.ledger import pivots
+from sagaspan.ledger.asked import Asked
 from sagaspan.ledger.fail_open import unrecorded
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.transitions import RunEvent
 
 if TYPE_CHECKING:
@@ -75,6 +80,7 @@ class Run:
         unnamed: bool = False,
         budget: tuple[Budget, ...] = (),
         on_budget: str = "compensate",
+        undo_orphans: bool = False,
     ) -> None:
         self.engine = engine
         self.record = wanted
@@ -89,6 +95,8 @@ class Run:
         self.signals = Signals()
         self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
         self.was_entered = False
+        self.undo_orphans = undo_orphans
+        self._asked = Asked()
         self._entered = False
         self._process = 0
         self._in_running_loop = False
@@ -105,7 +113,6 @@ class Run:
         self._occurrences: dict[tuple[str, str, str | None], int] = {}
         self._free: dict[tuple[str, str, str | None], list[int]] = {}
         self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
-        self._asked: set[str] = set()
         self._children: dict[tuple[str, str | None], int] = {}
         self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
@@ -146,6 +153,15 @@ class Run:
         if not self.record.on_record:
             return ()
         return tuple(call_info(call) for call in self.engine.store.calls_of(self.record.namespace, self.record.id))
+
+    @property
+    def orphans(self) -> tuple[CallInfo, ...]:
+        """Writes of a resumed run that were done before and not asked for again (so far, while it goes on)."""
+        store = self.engine.store
+        if self._entered and self.resumed and not self.replaying:
+            return tuple(map(call_info, orphans_of(store, self.record, self._asked)))
+        found = [store.get_call(call_id) for call_id in names_of(self.record.orphans)]
+        return tuple(call_info(call) for call in found if call is not None)
 
     @property
     def goes_on_from_before(self) -> bool:
@@ -233,11 +249,16 @@ class Run:
         """The agent that was paused in this block goes on in it (for adapters)."""
         self._paused = False
 
-    def answered_elsewhere(self, tool_call_ids: Collection[str]) -> None:
-        """Recorded calls that the framework's own checkpoint answers: an equal call is the next one (for adapters)."""
-        for call in self.engine.store.calls_of(self.record.namespace, self.record.id):
-            if call.tool_call_id in tool_call_ids:
-                self.occurrence(call.tool, call.fingerprint)
+    def answered_elsewhere(self, tool_call_ids: Collection[str], until: dt.datetime | None = None) -> None:
+        """Recorded calls that the framework's own checkpoint answers: an equal call is the next one (for adapters).
+
+        Nor are they orphans, nor is what ended by ``until``, when that checkpoint was made.
+        """
+        calls = self.engine.store.calls_of(self.record.namespace, self.record.id)
+        answered = [call for call in calls if call.tool_call_id in tool_call_ids]
+        for call in answered:
+            self.occurrence(call.tool, call.fingerprint)
+        self._asked.elsewhere([call.id for call in answered], 0 if until is None else round(until.timestamp() * 1e6))
 
     # -- what the engine asks ----------------------------------------------------------------------------------
 
@@ -327,6 +348,15 @@ class Run:
                 equal = call.tool.name, call.key.fingerprint, call.sent_with
                 heapq.heappush(self._free.setdefault(equal, []), call.occurrence)
 
+    def refused(self, call: Call, error: SagaspanError) -> None:
+        """A call of this run has no result: it did not run, or its record says that it did and nothing more."""
+        if isinstance(error, (Refused, StoreUnavailable)):
+            self.did_not_happen(call)
+        if isinstance(error, BudgetExceeded) or (isinstance(error, LoopDetected) and error.stops):
+            self.doom(error)
+        if error.call is not None and error.tool_ran != "no":
+            self.asked_for(error.call.id, answered=True)
+
     def child_id(self, name: str) -> str:
         """The id of the next run nested in this one that is not given any."""
         if self.inherited:  # nobody counts for several processes
@@ -355,12 +385,19 @@ class Run:
         finally:
             self.deactivate()
 
-    def asked_for(self, call_id: str) -> None:
-        """Remember that this incarnation came to a call: a commit from here on is a commit of it too."""
+    def asked_for(self, call_id: str, *, answered: bool) -> None:
+        """Remember that this incarnation came to a call: a commit from here on is one of it too, and it is no orphan.
+
+        ``answered`` from its record, so that its body did not ask again for what it had called.
+        """
         if self.resumed:
-            self._asked.add(call_id)
+            self._asked.call(call_id, answered=answered)
         if self._outer is not None:
-            self._outer.asked_for(call_id)
+            self._outer.asked_for(call_id, answered=answered)
+
+    def entered_within(self, run_id: str) -> None:
+        """A run nested in this one was entered: its calls are its own matter."""
+        self._asked.run(run_id)
 
     def saw(self, result: Result) -> None:
         """Remember that a call's outcome is not known: the run may have to be held."""
@@ -394,6 +431,8 @@ class Run:
         self._span, self._entered, self.was_entered = span, True, True
         if self._reopen and entered.previous is not None and entered.previous.state is RunState.COMPLETED:
             _log.warning("run %r was completed; with reopen=True it starts over, and does again what it did", self.id)
+        if self._outer is not None:
+            self._outer.entered_within(self.id)
         self._uncertain = self._deferred = entered.resumed
         if self.resumed and not self.replaying:
             self.signals.load(await backend.io(self.engine.store.calls_of, self.record.namespace, self.record.id))
@@ -459,7 +498,7 @@ class Run:
             )
         if self.replaying or not self.record.on_record:
             return
-        asked = frozenset(self._asked) if self.resumed else None
+        asked = self._asked if self.resumed else None
         self.record = await saga.commit(self.engine, self.record, asked=asked, backend=backend)
         if self._deferred and not await backend.io(completion.waits_for_outer, self.engine.store, self.record):
             stopped = await self._send_due(backend)
@@ -517,10 +556,15 @@ class Run:
             on_interrupt=self.record.on_interrupt,
             on_budget=self._on_budget,
         )
-        if ending.event is RunEvent.COMPLETE and await self._sends(backend):
+        orphans: list[CallRecord] = []
+        if ending.event is RunEvent.COMPLETE and self.resumed:
+            orphans = await backend.io(orphans_of, self.engine.store, self.record, self._asked)
+            self._warn_of(orphans)
+        if ending.event is RunEvent.COMPLETE and ((orphans and self.undo_orphans) or await self._sends(backend)):
             self.record = await completion.decide(
-                self.engine, self.record, output=self._encoded_output(), backend=backend
-            )
+                self.engine, self.record, output=self._encoded_output(), orphans=orphans, undo=self.undo_orphans,
+                backend=backend,
+            )  # fmt: skip
             await self._finish(backend)
             return None
         text = self._aborted
@@ -532,6 +576,7 @@ class Run:
             ending,
             error=text,
             output=self._encoded_output(),
+            orphans=completion.listed(orphans),
             backend=backend,
             span=self._span,
         )
@@ -539,6 +584,16 @@ class Run:
 
     def _passed_pivot(self) -> CallRecord | None:
         return pivots.passed(self.engine.store, self.record)
+
+    def _warn_of(self, orphans: Sequence[CallRecord]) -> None:
+        if not orphans:
+            return
+        what = ", ".join(f"{call.tool} ({call.id})" for call in orphans)
+        becomes = "undone" if self.undo_orphans else "kept (orphans='compensate' undoes them)"
+        _log.warning(
+            "run %r was resumed and took another path; done before, not asked for again, and %s: %s; sagaspan show %s",
+            self.id, becomes, what, self.id,
+        )  # fmt: skip
 
     async def _has_unsent(self, backend: Backend) -> bool:
         """Whether something that ``commit()`` let go is not sent."""
@@ -555,7 +610,7 @@ class Run:
 
     async def _finish(self, backend: Backend) -> None:
         self.record, self._stopped = await completion.finish(
-            self.engine, self.record, in_force=self.in_force, backend=backend
+            self.engine, self.record, in_force=self.in_force, backend=backend, span=self._span
         )
 
     async def _send_due(self, backend: Backend) -> completion.Stopped | None:
@@ -620,11 +675,13 @@ class Run:
             _log.warning("the output of run %r is not recorded: %s", self.id, problem)
             return None
 
-    def _closing(self) -> dict[str, str | bool]:
-        attributes: dict[str, str | bool] = {
+    def _closing(self) -> dict[str, str | bool | int]:
+        attributes: dict[str, str | bool | int] = {
             semconv.RUN_STATE: str(self.record.state),
             semconv.RUN_RESUMED: self.resumed,
         }
+        if self.record.orphans is not None:
+            attributes[semconv.RUN_ORPHANS] = len(names_of(self.record.orphans))
         if self.record.reason is not None:
             attributes[semconv.RUN_REASON] = self.record.reason
         return attributes

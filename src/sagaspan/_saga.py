@@ -16,12 +16,13 @@ from sagaspan._endings import Ending
 from sagaspan._rollback import CLOSED_WITH_OUTER, PATIENT, WITH_OUTER, Rollback, Steps, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
 from sagaspan.ledger import committed, locks, transitions
+from sagaspan.ledger.asked import Asked
 from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
-from sagaspan.ledger.store import CallChange, RunChange, Store
+from sagaspan.ledger.store import CallChange, Change, RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.policy import Retry
 
@@ -139,6 +140,7 @@ async def _reenter(
         RunEvent.REOPEN,
         backend,
         generation=existing.generation + 1,
+        orphans=None,
         output=None,
         **over,
     )
@@ -237,13 +239,14 @@ async def leave(
     *,
     error: str | None,
     output: str | None,
+    orphans: str | None = None,
     backend: Backend,
     span: Span,
 ) -> tuple[RunRecord, Undone | None]:
     """Write how the run ends, and undo it if that is how; the decision is on disk before the first undo."""
-    detail = {"reason": ending.reason, "error": error}
+    detail: dict[str, Any] = {"reason": ending.reason, "error": error}
     if ending.event is RunEvent.COMPLETE:
-        detail["output"] = output
+        detail |= {"output": output, "orphans": orphans}
     # Synced, however it ends: the settles of the last calls become durable with it.
     run = await move(engine, run, ending.event, backend, synced=True, **detail)
     if ending.event is not RunEvent.COMPENSATE:
@@ -298,7 +301,7 @@ async def _roll_back(
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
     run = await move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
-    if report.unfinished:  # it may have ended meanwhile
+    if run.state is RunState.PARTIALLY_COMPENSATED:  # what was left may be undone by now: it ended, or by hand
         await backend.io(close_if_undone, engine.store, run)
         now = await backend.io(engine.store.get_run, run.namespace, run.id)
         run = run if now is None else now
@@ -403,16 +406,30 @@ def close_if_undone(store: Store, run: RunRecord | None) -> None:
 
 
 async def move(
-    engine: Engine, run: RunRecord, event: RunEvent, backend: Backend, *, synced: bool, **changes: Any
+    engine: Engine,
+    run: RunRecord,
+    event: RunEvent,
+    backend: Backend,
+    *,
+    synced: bool,
+    more: Sequence[Change] = (),
+    **changes: Any,
 ) -> RunRecord:
-    """The run after ``event``, saved; raises ``StoreUnavailable`` if another worker has it now."""
+    """The run after ``event``, saved with what is ``more``; ``StoreUnavailable`` if another worker has it now."""
     after, audit = transitions.move_run(run, event, now_us(), **changes)
-    await _save(engine.store, RunChange(after, audit, run.version), backend, synced=synced)
+    await _save(engine.store, RunChange(after, audit, run.version), backend, synced=synced, more=more)
     return after
 
 
-async def _save(store: Store, change: RunChange, backend: Backend, *, synced: bool) -> None:
-    finished = await backend.shielded(store.commit, [change], synced=synced)
+async def _save(
+    store: Store, change: RunChange, backend: Backend, *, synced: bool, more: Sequence[Change] = ()
+) -> None:
+    finished = await backend.shielded(store.commit, [change, *more], synced=synced)
+    if not finished.value and finished.value.refused is not change:
+        raise StoreUnavailable(
+            f"a call of the run {change.record.id!r} was changed by somebody else at this moment, so nothing was "
+            "decided; enter the run again"
+        )
     if not finished.value:
         raise StoreUnavailable(
             f"the run {change.record.id!r} was taken over by another worker while this one was in it; this one changes "
@@ -420,7 +437,7 @@ async def _save(store: Store, change: RunChange, backend: Backend, *, synced: bo
         )
 
 
-async def commit(engine: Engine, run: RunRecord, *, asked: Collection[str] | None, backend: Backend) -> RunRecord:
+async def commit(engine: Engine, run: RunRecord, *, asked: Asked | None, backend: Backend) -> RunRecord:
     """What was done so far is not undone by a later error.
 
     ``asked``: in a resumed run, the calls that were asked for so far; the ledger has more of the earlier incarnation.

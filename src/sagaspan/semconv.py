@@ -35,6 +35,7 @@ RUN_STATE: Final = "sagaspan.run.state"
 RUN_REASON: Final = "sagaspan.run.reason"
 RUN_RESUMED: Final = "sagaspan.run.resumed"
 RUN_PARENT_ID: Final = "sagaspan.run.parent.id"
+RUN_ORPHANS: Final = "sagaspan.run.orphans"
 
 # -- calls -------------------------------------------------------------------------------------------------
 CALL_ID: Final = "sagaspan.call.id"

@@ -232,7 +232,7 @@ def test_the_program_sends_with_the_tools_of_the_app(worker: Worker, program: Pr
     status = json.loads(program("status", "--json", app=False).stdout)
     assert "Recovery sends what was deferred in it" in next(item["why"] for item in status if item["id"] == "a")
     listed = program("recover", app=False)
-    assert "run a (post): waits for a process that has the tools to send what was deferred" in listed.stdout
+    assert "run a (post): waits for a process that has the tools to finish it" in listed.stdout
     assert "To go on with what waits for mail" in listed.stdout
     assert [run["id"] for run in json.loads(program("recover", "--dry-run", "--json").stdout)["needs_human"]] == ["a"]
     done = program("recover", "--json")
@@ -252,7 +252,7 @@ def test_the_program_sends_with_the_tools_of_the_app(worker: Worker, program: Pr
     said = program("calls", "resolve", cid.id, "retry", "--note", "try again", app=False)
     assert "it is sent again" in said.stdout
     sent = program("recover")
-    assert "run a (post): completed: what was deferred in it is sent" in sent.stdout
+    assert "run a (post): completed: what it had left to undo or to send is done" in sent.stdout
     assert worker.effects == ["book-room", "mail-ann", "mail-bob", "mail-cid"]
     _check_audit(store_url)
 

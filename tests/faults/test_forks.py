@@ -61,7 +61,7 @@ def play(script: str, folder: Path) -> str:
     """Run ``script`` after the preamble in a process of its own; returns what it printed."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PREAMBLE + textwrap.dedent(script), str(folder)],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -160,7 +160,7 @@ def test_processes_started_by_multiprocessing_work(tmp_path: Path, method: str) 
     script.write_text(PREAMBLE + MULTIPROCESSING)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), str(tmp_path), method],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.strip() == "[0, 0, 0]", done.stderr
     guard = Guard(f"sqlite:///{tmp_path}/ledger.db")
@@ -173,9 +173,10 @@ def test_a_call_imports_nothing(tmp_path: Path) -> None:
     import asyncio
 
     guard = guarded()
+    async def apay(order): pass
     async def arefund(order): pass
     pay = guard.tool("pay", compensate=lambda order: None, timeout=5, retry=2)(lambda order: order)
-    apay = guard.tool("apay", compensate=arefund, timeout=5)(arefund)
+    apay = guard.tool("apay", compensate=arefund, timeout=5)(apay)
     known = set(sys.modules)
 
     async def play():
@@ -291,17 +292,25 @@ def test_a_call_is_settled_by_the_process_that_claimed_it(tmp_path: Path) -> Non
 
 
 def test_an_undo_is_settled_by_the_process_that_began_it(tmp_path: Path) -> None:
-    """A child forked inside a compensation neither ends the rollback nor gives it back."""
+    """A child forked by a signal while a compensation is awaited neither ends the rollback nor gives it back."""
     script = """
+    from sagaspan import _rollback
+    _rollback.PATIENCE_SECONDS = 0.5
     guard = guarded()
     forked = []
 
-    def refund(order):
+    def fork_and_go_on(*_):
         forked.append(os.fork())
-        if forked[-1]:
-            assert ended(forked[-1]) == 0
-        else:
-            signal.alarm(SECONDS)
+        if not forked[-1]:
+            return signal.alarm(SECONDS)
+        assert ended(forked[-1]) == 0
+
+    signal.signal(signal.SIGUSR1, fork_and_go_on)
+
+    def refund(order):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        while not forked:
+            time.sleep(0.01)
 
     pay = guard.tool("pay", compensate=refund)(lambda order: order)
     try:
@@ -316,6 +325,38 @@ def test_an_undo_is_settled_by_the_process_that_began_it(tmp_path: Path) -> None
     print(guard.runs.get("outer").status, call.state, undo.state, len(guard.runs.get("outer").calls))
     """
     assert play(script, tmp_path) == "compensated compensated done 2"
+
+
+def test_a_child_of_an_undo_that_nobody_waits_for_any_more_says_nothing_of_its_end(tmp_path: Path) -> None:
+    """A compensation that was given up forks: here the child would say that it worked, and it did not."""
+    script = """
+    from sagaspan import _rollback
+    _rollback.PATIENCE_SECONDS = 0.2
+    guard = guarded()
+    given_up = threading.Event()
+
+    def refund(order):
+        assert given_up.wait(SECONDS)
+        pid = os.fork()
+        if not pid:
+            threading.Timer(1, os._exit, [0]).start()
+            return
+        assert ended(pid) == 0
+        raise OSError("no connection")
+
+    pay = guard.tool("pay", compensate=refund)(lambda order: order)
+    try:
+        with guard.run("outer", id="outer"):
+            pay(1)
+            raise ValueError("no")
+    except CompensationFailed:
+        given_up.set()
+    until = time.monotonic() + SECONDS
+    while guard.runs.get("outer").calls[1].state == "running" and time.monotonic() < until:
+        time.sleep(0.01)
+    print(*(call.state for call in guard.runs.get("outer").calls))
+    """
+    assert play(script, tmp_path) == "compensation_failed unknown"
 
 
 def test_a_fork_that_cannot_wait_leaves_a_child_without_the_ledger(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Tree:
         """Run ``tests`` here; returns pytest's exit code (None: it hung), the tests that failed, and what it said."""
         paths = [str(self.folder / name) for name in ("src", "adapters", ".")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-        options = ["-q", "--tb=line", "-rf", "--no-header", "-p", "no:cacheprovider"]
+        options = ["-q", "--tb=line", "-rf", "--no-header", "-p", "no:cacheprovider", "-n", "0"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, *tests], cwd=self.folder, env=environment,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

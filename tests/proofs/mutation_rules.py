@@ -76,6 +76,7 @@ _LOCKS = "tests/ledger/test_locks.py::"
 _EMPTY = "tests/test_empty_safe.py::"
 _EXPECT = "tests/test_expect.py::"
 _PIVOTS = "tests/test_pivots.py::"
+_CRITICAL = "tests/test_critical.py::"
 
 _LOOPS_TESTS = "tests/test_loops.py::"
 _TARIFFS = "tests/llm/test_tariff.py::"
@@ -692,6 +693,14 @@ RULES: Final[tuple[Rule, ...]] = (
         new="        if not",
         tests=(_FORKS + "test_an_undo_is_settled_by_the_process_that_began_it",),
     ),
+    Rule(
+        section="3.SQLite",
+        rule="Nor does a child of one that nobody waits for any more.",
+        file=_ROLLBACK,
+        old="        if not owner.is_self(self._process):  # a child",
+        new="        if False:  # a child",
+        tests=(_FORKS + "test_a_child_of_an_undo_that_nobody_waits_for_any_more_says_nothing_of_its_end",),
+    ),
     # -- sagas (rule book (b)) ------------------------------------------------------------------------------------
     Rule(
         section="(b) 5",
@@ -819,17 +828,25 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 4",
         rule="What was committed is not undone by a later error.",
         file=_ROLLBACK,
-        old="[call for call in everything if not is_committed(run, call)]",
-        new="everything",
+        old="    not_committed = on_their_own(uncommitted(everything, run))\n",
+        new="    not_committed = on_their_own(everything)\n",
         tests=(_RUNS + "test_commit_protects_what_was_done",),
     ),
     Rule(
         section="(b) 4",
         rule="A commit that a resume passes again does not cover what came after it.",
         file=_RUN,
-        old="        asked = frozenset(self._asked) if self.resumed else None\n",
+        old="        asked = self._asked if self.resumed else None\n",
         new="        asked = None\n",
         tests=(_RUNS + "test_a_commit_that_is_passed_again_draws_its_line_at_the_same_place",),
+    ),
+    Rule(
+        section="(b) 5",
+        rule="A word that comes while a rollback goes on closes its run.",
+        file=_SAGA,
+        old="    if run.state is RunState.PARTIALLY_COMPENSATED:  # what was left may",
+        new="    if report.unfinished:  # what was left may",
+        tests=("tests/test_undo.py::TestWholeRuns::test_a_word_that_comes_while_the_rollback_goes_on",),
     ),
     Rule(
         section="(b) 9",
@@ -1095,6 +1112,25 @@ RULES: Final[tuple[Rule, ...]] = (
         old="if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)\n",
         new="if call.id not in steps.safe\n",
         tests=(_EMPTY + "test_a_body_that_does_not_end_holds_the_run",),
+    ),
+    Rule(
+        section="(b) 3",
+        rule="Steps beside each other are undone in reverse order of their start, not of their end.",
+        file=_ROLLBACK,
+        old="    return sorted(own, key=lambda call: call.claim_seq, reverse=True)\n",
+        new="    return sorted(own, key=lambda call: call.ended_us or 0, reverse=True)\n",
+        tests=(
+            _CRITICAL + "test_siblings_in_threads_are_undone_in_reverse_order_of_their_start",
+            _CRITICAL + "test_sibling_tasks_are_undone_in_reverse_order_of_their_start",
+        ),
+    ),
+    Rule(
+        section="(b) 8",
+        rule="The failure of a step that is not critical stops nothing.",
+        file=_ENGINE,
+        old="            if tool.policy.critical is False:\n",
+        new="            if False:\n",
+        tests=(_CRITICAL + "test_its_failure_stops_nothing", _CRITICAL + "test_what_it_did_is_undone_like_the_rest"),
     ),
     Rule(
         section="(b) 6",
@@ -1472,10 +1508,70 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(f) 3",
         rule="The third refusal of a loop stops the run.",
-        file=_ENGINE,
+        file=_RUN,
         old="(isinstance(error, LoopDetected) and error.stops)",
         new="False",
         tests=("tests/middleware/test_loop.py::test_the_third_refusal_stops_the_run",),
+    ),
+    # -- orphans (design section 3) -------------------------------------------------------------------------------
+    Rule(
+        section="design 3",
+        rule="Orphans are marked in the commit that decides to complete, so that a crash cannot forget them.",
+        file=_COMPLETION,
+        old="synced=True, more=marks, completing=True,",
+        new="synced=True, more=(), completing=True,",
+        tests=("tests/test_orphans.py::test_they_are_undone_if_that_is_wanted",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What a run is completing with is finished by whoever enters it.",
+        file=_RUN,
+        old="            if self.record.completing:\n",
+        new="            if False:\n",
+        tests=("tests/test_orphans.py::test_one_that_cannot_be_undone_holds_the_run",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What a replayed step had called is no orphan.",
+        file="src/sagaspan/ledger/asked.py",
+        old="            if above.id in self._answered:\n",
+        new="            if False:\n",
+        tests=("tests/test_orphans.py::test_what_a_replayed_step_had_called_was_asked_for_with_it",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What was committed is no orphan.",
+        file="src/sagaspan/_orphans.py",
+        old="in uncommitted([call for call in calls if call.phase is Phase.FORWARD], run)",
+        new="in [call for call in calls if call.phase is Phase.FORWARD]",
+        tests=("tests/test_orphans.py::test_what_was_committed_is_settled",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What a committed deferred call called is not undone by a later error.",
+        file=_ROLLBACK,
+        old="        if above.scheduled_seq is not None and is_committed(run, above):\n",
+        new="        if False:\n",
+        tests=("tests/test_orphans.py::test_what_a_committed_deferred_call_called_is_committed_with_it",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A resume starts no write on the doubt of a run nested with it.",
+        file=_LEDGER,
+        old="        return list(family(self._store, outermost(self._store, run)))",
+        new="        return self._store.calls_of(run.namespace, run.id)",
+        tests=(_RUNS + "test_a_resume_starts_no_write_on_the_doubt_of_a_run_inside",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What LangGraph's checkpoint answers is no orphan.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="task.result is not None or task.state is not None for",
+        new="False for",
+        tests=(
+            "tests/adapters/langchain/test_orphans.py::test_nor_what_a_graph_within_had_done",
+            "tests/adapters/langchain/test_orphans.py::test_nor_what_a_node_beside_had_done",
+        ),
     ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(

@@ -92,6 +92,7 @@ class Shop:
         self.bundle = guard.tool("bundle", effect="idempotent")(self._bundle)
         self.decline = guard.tool("decline", effect="write")(_decline)
         self.mail = guard.tool("mail", **write)(self._mail)
+        self.notify = guard.tool("notify", defer=True)(lambda order: self._happen("notify", order))
 
     # -- the tools ---------------------------------------------------------------------------------------------
 
@@ -163,6 +164,7 @@ class Shop:
     def _undone(self, order: str) -> None:
         with self.guard.run("undone", id=order):
             self.charge(order)
+            self.notify(order)
             self.reserve(order)
             self.decline(order)
 
@@ -173,6 +175,13 @@ class Shop:
             with self.guard.run("inner"):
                 self.bundle(order)
             self.decline(order)
+
+    def _posted(self, order: str) -> None:
+        with self.guard.run("posted", id=order) as run:
+            self.charge(order)
+            self.notify(f"{order}.first")
+            run.commit()
+            self.notify(f"{order}.last")
 
     def _late(self, order: str) -> None:
         async def work() -> None:
@@ -198,10 +207,11 @@ def _decline(order: str) -> None:
     raise Declined(order)
 
 
-DAY: Final = ("plain", "lossy", "undone", "nested", "late", "lone", "regret")
+DAY: Final = ("plain", "lossy", "undone", "nested", "posted", "late", "lone", "regret")
 ENDS: Final = {
     "plain": RunState.COMPLETED, "lossy": RunState.COMPLETED, "undone": RunState.COMPENSATED,
-    "nested": RunState.COMPENSATED, "late": RunState.COMPLETED, "regret": RunState.COMPENSATED,
+    "nested": RunState.COMPENSATED, "posted": RunState.COMPLETED, "late": RunState.COMPLETED,
+    "regret": RunState.COMPENSATED,
 }  # fmt: skip
 """How the run of each job ends at last; ``lone`` has none."""
 
@@ -209,7 +219,7 @@ HAPPENS: Final = Counter(
     {("reserve", "plain"): 1, ("charge", "plain"): 1, ("invoice", "lossy"): 1, ("label", "lossy"): 1,
      ("ship", "lossy"): 1, ("charge", "undone"): 1, ("reserve", "undone"): 1, ("charge", "nested.kept"): 1,
      ("charge", "nested.a"): 1, ("charge", "nested.b"): 1, ("mail", "late"): 1, ("pay", "lone"): 1,
-     ("charge", "regret"): 1}
+     ("charge", "regret"): 1, ("charge", "posted"): 1, ("notify", "posted.first"): 1, ("notify", "posted.last"): 1}
 )  # fmt: skip
 """What happens on a whole day, once each."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NOT_SENT: Final = (CallState.SCHEDULED, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN)
 _WORDS: Final = {
-    "completed": ("completed: what was deferred in it is sent", "green"),
+    "completed": ("completed: what it had left to undo or to send is done", "green"),
     "compensated": ("undone", "yellow"),
     "held": ("held: enter it again with the same id to go on", "magenta"),
     "needs_human": ("needs a person", "bold red"),
@@ -137,7 +137,7 @@ class _Work:
             self._said.add((found.id, outcome))
         words, style = _WORDS[outcome]
         if outcome == "queued" and getattr(found, "completing", False):
-            words = "waits for a process that has the tools to send what was deferred"
+            words = "waits for a process that has the tools to finish it"
         would = "would be " if self._options["dry_run"] else ""
         kind, name = ("call", found.tool) if hasattr(found, "tool") else ("run", found.name)
         say(f"{kind} {visible(found.id)} ({visible(name)}): {would}{words}", style)
@@ -161,5 +161,6 @@ class _Work:
 def _missing(run: RunInfo) -> set[str]:
     """What it takes to go on with a run, by name: what undoes its calls, or what sends those that were deferred."""
     if run.completing:
-        return {call.tool for call in run.calls if call.state in _NOT_SENT}
+        orphans = {call.compensate or "" for call in run.calls if call.state is CallState.COMPENSATING}
+        return orphans | {call.tool for call in run.calls if call.state in _NOT_SENT}
     return {call.compensate for call in run.calls if call.compensate is not None}

@@ -75,6 +75,7 @@ def print_run(run: RunInfo, settings: Settings) -> None:
         ("conversation", run.conversation), ("inside", run.parent_id), ("input", run.input and short(run.input)),
         ("output", run.output and short(run.output)), ("on interrupt", run.on_interrupt),
         ("completing", "it has ended well; what was deferred is to be sent" if run.completing else None),
+        ("orphans", _orphans(run)),
         ("reopened", run.reopened or None), ("holds locks", ", ".join(run.locks)), ("trace", trace_of(run.traceparent)),
     )  # fmt: skip
     for name, value in facts:
@@ -85,6 +86,14 @@ def print_run(run: RunInfo, settings: Settings) -> None:
     columns = ("#", "call", "tool", "state", "arguments", "result or error", "tries")
     emit_table(columns, _call_rows(run.calls), spare=("tries",))
     _say_next(run, settings)
+
+
+def _orphans(run: RunInfo) -> str | None:
+    """What was done before it was resumed, and what became of that."""
+    if not run.orphans:
+        return None
+    calls = {call.id: f"{call.tool} ({call.state})" for call in run.calls}
+    return "not asked for again: " + ", ".join(calls.get(call_id, call_id) for call_id in run.orphans)
 
 
 def _say_holder(run: RunInfo, settings: Settings) -> None:

@@ -94,7 +94,7 @@ def _orphaned(store: Any, run: RunRecord) -> str | None:
     from sagaspan._saga import token
 
     if run.owner == NOBODY:
-        what = "what was deferred in it" if run.completing else "its rollback"
+        what = "what is left to undo or to send in it" if run.completing else "its rollback"
         return f"{what} waits for a process that has the tools"
     verdict, holder = held_by(store, run.owner, token(store, run))
     if run.is_session or verdict is Verdict.ALIVE:

@@ -6,9 +6,10 @@ an earlier incarnation did after it: those calls are ``ahead`` of it, and are un
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any
 
+from sagaspan.ledger.asked import Asked
 from sagaspan.ledger.families import family
 from sagaspan.ledger.records import CallRecord, RunRecord, names_of
 from sagaspan.ledger.store import Store
@@ -24,7 +25,7 @@ def everything(store: Store, run: RunRecord) -> dict[str, Any]:
     return _line(run, list(family(store, run)), None)
 
 
-def up_to_here(store: Store, run: RunRecord, asked: Collection[str]) -> dict[str, Any]:
+def up_to_here(store: Store, run: RunRecord, asked: Asked) -> dict[str, Any]:
     """The columns of a resumed run of which the calls ``asked`` for are committed.
 
     Of what an earlier incarnation did, only that is, with what such a call did inside, and what it had committed.
@@ -34,21 +35,10 @@ def up_to_here(store: Store, run: RunRecord, asked: Collection[str]) -> dict[str
     ahead = [
         call.id
         for call in calls
-        if call.started_us < run.started_us and not is_committed(run, call) and not _was_asked(call, by_id, asked)
+        if call.started_us < run.started_us and not is_committed(run, call) and not asked.covers(call, by_id)
     ]
     return _line(run, calls, "\n".join(ahead) or None)
 
 
 def _line(run: RunRecord, calls: Collection[CallRecord], ahead: str | None) -> dict[str, Any]:
     return {"committed_seq": max((call.claim_seq for call in calls), default=run.committed_seq), "ahead": ahead}
-
-
-def _was_asked(call: CallRecord, by_id: Mapping[str, CallRecord], asked: Collection[str]) -> bool:
-    return any(one.id in asked for one in _with_ancestors(call, by_id))
-
-
-def _with_ancestors(call: CallRecord, by_id: Mapping[str, CallRecord]) -> Iterator[CallRecord]:
-    one: CallRecord | None = call
-    while one is not None:
-        yield one
-        one = by_id.get(one.parent_id or "")

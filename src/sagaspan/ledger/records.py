@@ -113,7 +113,8 @@ class RunRecord:
     """One run: unique by (namespace, id). ``generation`` counts reopenings.
 
     What was claimed up to ``committed_seq`` is committed, but for the calls ``ahead`` (``sagaspan.ledger.committed``).
-    ``completing``: its block has ended well, for good; what is left is to send what was deferred.
+    ``completing``: its block has ended well, for good; what is left is to undo ``orphans`` (ids of calls), if that is
+    wanted, and to send what was deferred.
     """
 
     namespace: str
@@ -136,6 +137,7 @@ class RunRecord:
     committed_seq: int = 0
     completing: bool = False
     ahead: str | None = None
+    orphans: str | None = None
     owner: str
     epoch: int = 1
     version: int = 1
@@ -311,7 +313,8 @@ class RunInfo:
     """A run as users see it; ``calls`` are in the order they were claimed, compensations among them.
 
     ``locks``: the semantic locks it holds, also for the runs nested in it.
-    ``completing``: its block has ended well, and what was deferred is being sent, or still to be.
+    ``completing``: its block has ended well, and what was deferred is being sent, or still to be. ``orphans``: ids of
+    writes that were done before it was resumed and not asked for again.
     """
 
     id: str
@@ -329,6 +332,7 @@ class RunInfo:
     output: Any
     on_interrupt: str
     completing: bool
+    orphans: tuple[str, ...]
     reopened: int
     traceparent: str | None
     owner: str
@@ -378,9 +382,9 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
     )
 
 
-def names_of(locks: str | None) -> tuple[str, ...]:
-    """The names of the locks that a call took, in order."""
-    return tuple(locks.split("\n")) if locks else ()
+def names_of(lines: str | None) -> tuple[str, ...]:
+    """The names in a column that holds one a line: the locks that a call took, the orphans of a run."""
+    return tuple(lines.split("\n")) if lines else ()
 
 
 def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = (), locks: tuple[str, ...] = ()) -> RunInfo:
@@ -401,6 +405,7 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = (), locks: tuple[s
         output=None if record.output is None else codecs.shown(record.output),
         on_interrupt=record.on_interrupt,
         completing=record.completing,
+        orphans=names_of(record.orphans),
         reopened=record.generation,
         traceparent=record.traceparent,
         owner=record.owner,
