@@ -63,12 +63,14 @@ class Post:
         self.book = caller.tool(guard, compensate=cancel)(book)
 
     async def play(self, *steps: str, run_id: str = "a", **options: Any) -> None:
-        """A run whose steps are ``book WHAT``, ``mail TO``, ``commit`` or ``fail``."""
+        """A run whose steps are ``book WHAT``, ``mail TO``, ``commit``, ``busy`` or ``fail``."""
         async with self.caller.run(self.guard, "post", id=run_id, **options) as run:
             for step in steps:
                 verb, _, what = step.partition(" ")
                 if verb == "fail":
                     raise KeyError(what)
+                if verb == "busy":
+                    raise CallInProgress(what)
                 if verb == "commit":
                     await (run.acommit() if self.caller.is_async else _nothing(run.commit()))
                 else:
@@ -276,6 +278,17 @@ def test_a_commit_sends_what_was_scheduled_so_far(guard: Guard, caller: Caller, 
     assert post.log == ["book room", "mail ann", "book car", "cancel car"]
     assert [state for state in states(guard) if state.startswith("mail")] == ["mail ann done", "mail bob refused"]
     assert guard.runs.get("a").status == "compensated"
+
+
+def test_a_commit_that_is_passed_again_sends_nothing_more(guard: Guard, caller: Caller, post: Post) -> None:
+    """What was scheduled after it waits for the end of the run, in the incarnation after a crash as before it."""
+    with pytest.raises(CallInProgress):
+        caller.play(post.play, "mail ann", "commit", "mail bob", "busy")
+    assert post.log == ["mail ann"]
+    with pytest.raises(KeyError):
+        caller.play(post.play, "mail ann", "commit", "fail")
+    assert post.log == ["mail ann"]
+    assert states(guard) == ["mail ann done", "mail bob refused"]
 
 
 def test_after_a_commit_the_same_call_is_answered_as_before(guard: Guard, caller: Caller, post: Post) -> None:
@@ -725,7 +738,8 @@ class Letter:
 
 
 @pytest.mark.parametrize(("argument", "says"), [
-    (object(), "argument mail is a object, which cannot be recorded"), (Letter("ann"), "argument mail is a Letter"),
+    (object(), "argument mail is of the type object, which cannot be recorded"),
+    (Letter("ann"), "argument mail is a Letter"),
     ({"one": [Letter("ann")]}, r"argument mail.one\[0\]"),
 ])  # fmt: skip
 @pytest.mark.parametrize("key", [None, "'k'"])

@@ -23,7 +23,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_import_brings_no_framework_no_duckdb_and_no_exporter() -> None:
     """``import sagaspan`` and making a guard leave the heavy packages alone."""
     code = (
-        "import sys, sagaspan; sagaspan.Guard('sqlite:///x.db').tool(lambda: 1);"
+        "import sys, sagaspan; sagaspan.Guard('sqlite:///x.db').tool('act')(lambda: 1);"
         "heavy = ('langchain', 'langchain_core', 'langgraph', 'crewai', 'duckdb', 'cel', 'opentelemetry.exporter',"
         " 'opentelemetry.sdk', 'genai_prices', 'openai', 'anthropic', 'httpx2');"
         "print([name for name in heavy if name in sys.modules])"

@@ -115,7 +115,7 @@ def test_an_agent_that_could_not_be_wrapped_is_in_nobody_s_way(guard: Guard) -> 
 @pytest.mark.parametrize("bad", ["", 5])
 def test_an_empty_id_is_no_id(guard: Guard, bad: object) -> None:
     """A variable that is not set must not become a random id: every retry would pay again."""
-    with pytest.raises(ConfigurationError, match="run id"):
+    with pytest.raises(ConfigurationError, match="id="):
         guard.run("r", id=bad)
 
 

@@ -233,7 +233,7 @@ def test_key_expressions_and_unencodable_arguments(guard: Guard) -> None:
         return order
 
     with guard.run() as run:
-        with pytest.raises(ConfigurationError, match=r"argument client is a object.*declare key="):
+        with pytest.raises(ConfigurationError, match=r"argument client is of the type object.*declare key="):
             send(object(), 1)
         assert keyed(object(), 1) == 1
         assert run.calls[0].args == {"client": "<object, not recorded>", "order": 1}
@@ -251,7 +251,7 @@ def test_an_empty_key_is_refused(guard: Guard, key: Any, value: Any) -> None:
 def test_a_key_that_cannot_be_recorded_is_refused(guard: Guard) -> None:
     """A key function that gives no plain data is a ``ConfigurationError``, before anything runs."""
     pay = guard.tool("pay", key=lambda order: object())(lambda order: pytest.fail("ran"))
-    with pytest.raises(ConfigurationError, match="its key is a object"):
+    with pytest.raises(ConfigurationError, match="its key is of the type object"):
         pay(1)
 
 

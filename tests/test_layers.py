@@ -14,8 +14,8 @@ ADAPTERS = ROOT / "adapters"
 
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {
-    "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate", "loops", "_clock", "_fork",
-    "_owner", "_home",
+    "_checks", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate", "loops", "_clock",
+    "_durations", "_fork", "_owner", "_home",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
@@ -27,11 +27,13 @@ ALLOWED = {
     "codecs": set(),
     "keys": set(),
     "_clock": set(),
+    "_durations": {"exceptions", "_checks"},
     "_fork": set(),
     "_owner": {"_fork"},
     "_home": {"exceptions"},
+    "_checks": {"exceptions"},
     "expressions": {"exceptions"},
-    "policy": {"exceptions", "_declared"},
+    "policy": {"exceptions", "_checks", "_declared"},
     "_declared": {"exceptions"},
     "amounts": {"exceptions"},
     "budget": {"exceptions", "_declared", "amounts"},
@@ -42,12 +44,12 @@ ALLOWED = {
     "_backends": {"_clock"},
     "_spans": {"exceptions", "semconv"},
     "_outcome": {"exceptions", "policy"},
-    "_compensation": {"exceptions"},
+    "_compensation": {"exceptions", "_checks"},
     "_probe": {"exceptions", "_compensation"},
-    "_tool": {"exceptions", "expressions", "policy", "_compensation", "_probe"},
+    "_tool": {"exceptions", "_checks", "expressions", "policy", "_compensation", "_probe"},
     "_call": {"exceptions", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
     "_context": set(),
-    "_middleware": {"_call"},
+    "_middleware": {"_call", "_checks", "exceptions", "ledger.records"},
     "ledger": DATA | {"ledger", "_outcome"},
     "middleware": DATA | {"ledger.records"},
     "stores": BASE | {"stores", "ledger.records", "ledger.store"},
@@ -62,10 +64,12 @@ ALLOWED = {
     "_run": DATA | {"ledger", "_completion", "_endings", "_rollback", "_saga", "_undo"},
     "_recovery": DATA | {"ledger", "_alone", "_completion", "_endings", "_retries", "_rollback", "_run", "_saga"},
     "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
-    "_adapters": {"exceptions"},
-    "_guard": DATA | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_adapters", "_views"},
+    "_adapters": {"exceptions", "_checks"},
+    "_prune": BASE | {"ledger"},
+    "_guard": DATA
+    | {"ledger", "stores", "_engine", "_run", "_rollback", "_undo", "_recovery", "_prune", "_adapters", "_views"},
     "adapters": {"_adapters", "_guard", "_tool", "policy"},
-    "telemetry": {"exceptions", "semconv", "telemetry", "_fork", "_home"},
+    "telemetry": {"exceptions", "_checks", "semconv", "telemetry", "_fork", "_home"},
     "index": {"exceptions", "semconv", "index"},
     "testing": DATA | {"ledger", "stores", "testing", "_engine", "_guard", "_run", "_views"},
     "cli": None,  # whatever it shows

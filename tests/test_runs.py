@@ -91,6 +91,17 @@ def states(guard: Guard, run_id: str) -> dict[str, str]:
     return {call.tool: str(call.state) for call in info.calls}
 
 
+def _calling(caller: Caller, tool: Callable[..., Any]) -> Callable[..., Any]:
+    """A body that calls ``tool``, of this kind of caller."""
+    if not caller.is_async:
+        return lambda n: tool(n)
+
+    async def body(n: int) -> Any:
+        return await tool(n)
+
+    return body
+
+
 async def _acting(caller: Caller, run: Any, verb: str) -> None:
     """``run.commit()`` or ``run.abort()``, as this kind of caller does it."""
     if caller.is_async:
@@ -471,6 +482,57 @@ def test_an_abort_keeps_what_was_committed(guard: Guard, caller: Caller, trip: T
     caller.play(job)
     assert trip.log == ["flight", "hotel", ("cancel_hotel", "H", "Paris")]
     assert states(guard, "a")["flight"] == "done"
+
+
+def test_a_commit_that_is_passed_again_draws_its_line_at_the_same_place(
+    guard: Guard, caller: Caller, trip: Trip
+) -> None:
+    """A resume comes by ``commit()`` again: what the earlier incarnation did after it is still undone by an error.
+
+    What this one did before it is not, whatever the ledger already has.
+    """
+
+    async def job(incarnation: int) -> None:
+        async with caller.run(guard, id="a") as run:
+            await caller.call(trip.flight, "Paris")
+            if incarnation == 2:
+                await caller.call(trip.hotel, "Rome")
+            await _acting(caller, run, "commit")
+            async with caller.run(guard, "inner"):
+                await caller.call(trip.hotel, "Paris")
+            if incarnation == 1:
+                await caller.call(trip.flight, "Oslo")
+                run.pause()
+                return
+            raise Declined
+
+    caller.play(job, 1)
+    with pytest.raises(Declined):
+        caller.play(job, 2)
+    undone = [call.args for call in guard.runs.get("a").calls if call.state == "compensated"]
+    assert undone == [{"city": "Oslo"}]
+    assert trip.log == ["flight", "hotel", "flight", "hotel", ("cancel_flight", "F"), ("cancel_hotel", "H", "Paris")]
+
+
+def test_a_commit_covers_what_was_done_inside_a_call_that_is_only_replayed(guard: Guard, caller: Caller) -> None:
+    """Its own calls are not asked for again, but they came with it, before the commit."""
+    undone: list[int] = []
+    inner = caller.tool(guard, "inner", compensate=lambda n: undone.append(n))(lambda n: n)
+    outer = guard.tool("outer", effect="idempotent")(_calling(caller, inner))
+
+    async def job(end: bool) -> None:
+        async with caller.run(guard, id="a") as run:
+            await caller.call(outer, 1)
+            await _acting(caller, run, "commit")
+            await caller.call(inner, 2)
+            if end:
+                raise Declined
+            run.pause()
+
+    caller.play(job, False)
+    with pytest.raises(Declined):
+        caller.play(job, True)
+    assert undone == [2]
 
 
 def test_commit_outside_the_block_is_refused(guard: Guard) -> None:

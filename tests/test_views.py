@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from sagaspan import Guard
+from sagaspan import ConfigurationError, Guard
 
 
 def test_runs(guard: Guard) -> None:
@@ -21,7 +21,8 @@ def test_runs(guard: Guard) -> None:
     assert [info.id for info in guard.runs.list(limit=3)] == ["r4", "r3", "r2"]
     assert [info.id for info in guard.runs.list(limit=2, offset=3)] == ["r1", "r0"]
     assert [info.id for info in guard.runs.list(status=["failed"])] == ["r3"]
-    with pytest.raises(ValueError):
+    assert [info.id for info in guard.runs.list(status="failed")] == ["r3"]
+    with pytest.raises(ConfigurationError, match="'lost' is not one of 'running', 'paused'"):
         guard.runs.list(status=["lost"])
     info = guard.runs.get("r1")
     assert info is not None

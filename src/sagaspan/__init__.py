@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sagaspan._guard import Guard
     from sagaspan._middleware import CallNext, Middleware, compose
     from sagaspan._probe import Applied, Unsure
+    from sagaspan._prune import Pruned
     from sagaspan._recovery import Recovery
     from sagaspan._rollback import Undone
     from sagaspan._run import Run
@@ -58,6 +59,7 @@ _HOMES = {
     "sagaspan._call": ("Call", "Result"),
     "sagaspan._guard": ("Guard",),
     "sagaspan._middleware": ("CallNext", "Middleware", "compose"),
+    "sagaspan._prune": ("Pruned",),
     "sagaspan._recovery": ("Recovery",),
     "sagaspan._rollback": ("Undone",),
     "sagaspan._probe": ("Applied", "Unsure"),
@@ -102,6 +104,7 @@ __all__ = [
     "OutcomeUnknown",
     "Policy",
     "PolicyDenied",
+    "Pruned",
     "RateLimited",
     "Recovery",
     "Refused",

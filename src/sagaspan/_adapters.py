@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from sagaspan._checks import described
 from sagaspan.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,7 +44,15 @@ def find_adapter(target: object) -> Adapter:
             return adapter
     known = ", ".join(sorted(point.name for point in found)) or "none (reinstall sagaspan)"
     raise ConfigurationError(
-        f"guard.wrap does not know what a {type(target).__module__}.{type(target).__qualname__} is; adapters "
-        "installed: "
-        f"{known}. Wrap the agent, its tools, or a function"
+        f"guard.wrap does not know what {_named(target)} is; adapters installed: {known}. Wrap the agent, a list of "
+        "tools, or a function"
     )
+
+
+def _named(target: object) -> str:
+    if isinstance(target, list | tuple):
+        kinds = ", ".join(dict.fromkeys(_named(item) for item in target))
+        return f"{described(target)} of {kinds or 'nothing'}"
+    if inspect.isclass(target) or type(target).__module__ == "builtins":
+        return described(target)
+    return f"a {type(target).__module__}.{type(target).__qualname__}"

@@ -53,7 +53,7 @@ def _due_steps(engine: Engine) -> Iterator[tuple[RunRecord, CallRecord]]:
         if step.namespace != engine.namespace:
             continue
         run = run_at_rest(store, engine.judge, step)
-        due = due_us(store, step) if step.state is _FAILED else 0
+        due = due_us(store, engine.judge, step) if step.state is _FAILED else 0
         if run is not None and due is not None and due <= now_us():
             yield run, step
 

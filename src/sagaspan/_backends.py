@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from sagaspan import _clock as clock
 
@@ -26,8 +26,31 @@ T = TypeVar("T")
 Body = Callable[[], Any]
 """A tool body with its arguments bound: returns its value, or an awaitable of it."""
 
-LateResult = Callable[["Future[Any]"], None]
-"""Told how a body ended that nobody waits for any more."""
+CANCEL_SECONDS: Final = 1.0
+"""How long a body that was cancelled may take to end; one that takes longer is given up, and only watched."""
+
+
+class Watch(Protocol):
+    """What is told of a body that its caller waits for no more."""
+
+    def given_up(self) -> None:
+        """It has not ended, or does at this moment; ``ended`` follows."""
+
+    def ended(self, body: Future[Any] | asyncio.Future[Any]) -> None:
+        """It has ended. May block: it is never called on an event loop."""
+
+
+class _Unwatched:
+    def given_up(self) -> None:
+        """Nobody cares."""
+
+    def ended(self, body: Future[Any] | asyncio.Future[Any]) -> None:
+        """Nobody cares."""
+        if not body.cancelled():
+            body.exception()  # asked for, so that asyncio does not complain about it
+
+
+UNWATCHED: Final[Watch] = _Unwatched()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +76,11 @@ class Backend(Protocol):
     async def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Finished[T]:
         """As ``io``, but a cancellation is handed back with the step's value instead of raised."""
 
-    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, late: LateResult) -> Any:
-        """Run a tool body; raises ``BodyTimeout`` after ``timeout`` seconds and calls ``late`` when it ends."""
+    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, watch: Watch) -> Any:
+        """Run a tool body; raises ``BodyTimeout`` if it does not end within ``timeout`` seconds.
+
+        One that is asynchronous is cancelled then, and given up after ``CANCEL_SECONDS`` more.
+        """
 
     async def sleep(self, seconds: float) -> None:
         """Wait ``seconds``."""
@@ -71,12 +97,12 @@ class SyncBackend:
     async def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Finished[T]:
         return Finished(step(*args, **kwargs))
 
-    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, late: LateResult) -> Any:
+    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, watch: Watch) -> Any:
         if is_async:
-            return private_loop().run(_awaiting(body), timeout, late)
+            return private_loop().run(body, timeout, watch)
         if timeout is None:
             return body()
-        return _wait(_in_thread(body), timeout, late)
+        return _wait(_in_thread(body), timeout, watch)
 
     async def sleep(self, seconds: float) -> None:
         clock.sleep(seconds)
@@ -103,9 +129,9 @@ class AsyncioBackend:
         """Run ``coroutine`` to its end, whatever happens to the caller meanwhile."""
         return await _to_the_end(asyncio.ensure_future(coroutine))
 
-    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, late: LateResult) -> Any:
+    async def run_body(self, body: Body, *, is_async: bool, timeout: float | None, watch: Watch) -> Any:
         if is_async:
-            return await _await_body(body, timeout)
+            return await body() if timeout is None else await _await_within(body, timeout, watch)
         thread = _in_thread(body)
         future = _bridge(thread)
         try:
@@ -113,10 +139,10 @@ class AsyncioBackend:
             await asyncio.wait_for(asyncio.shield(future), timeout)
         except TimeoutError as error:
             if not thread.done():
-                thread.add_done_callback(late)
+                _give_up(thread, watch)
                 raise BodyTimeout from error
         except asyncio.CancelledError:
-            thread.add_done_callback(late)
+            _give_up(thread, watch)
             raise
         return thread.result()
 
@@ -143,6 +169,16 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     )
 
 
+def stops_everything(error: BaseException) -> bool:
+    """Whether ``error`` asks the program to stop, rather than being how one body ended."""
+    if not isinstance(error, asyncio.CancelledError):
+        return not isinstance(error, Exception)
+    with contextlib.suppress(RuntimeError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return False
+
+
 async def _to_the_end(future: asyncio.Future[T]) -> Finished[T]:
     interrupted: BaseException | None = None
     while not future.done():
@@ -157,17 +193,46 @@ async def _to_the_end(future: asyncio.Future[T]) -> Finished[T]:
     return Finished(future.result(), interrupted)
 
 
-async def _await_body(body: Body, timeout: float | None) -> Any:
-    if timeout is None:
-        return await body()
-    deadline = asyncio.timeout(timeout)
+async def _await_within(body: Body, timeout: float, watch: Watch) -> Any:
+    """In a task of its own: a body that swallows its cancellation must not keep its caller."""
+    task = asyncio.ensure_future(body())
     try:
-        async with deadline:
-            return await body()
-    except TimeoutError as error:
-        if deadline.expired():
-            raise BodyTimeout from error
-        raise
+        await asyncio.wait([task], timeout=timeout)
+        timed_out = not task.done()
+        if timed_out:
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_SECONDS)
+    except asyncio.CancelledError:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):  # of a second cancellation: it is given up at once
+            await asyncio.wait([task], timeout=CANCEL_SECONDS)
+        if not task.done():
+            _give_up(task, watch)
+            raise
+        return task.result()
+    return _value_of(task, timed_out, watch)
+
+
+def _value_of(body: Future[Any] | asyncio.Future[Any], timed_out: bool, watch: Watch) -> Any:
+    """What a body returned or raised; raises ``BodyTimeout`` for one that did neither, or only when cancelled."""
+    if not body.done():
+        _give_up(body, watch)
+        raise BodyTimeout
+    if timed_out and body.cancelled():
+        raise BodyTimeout
+    return body.result()
+
+
+def _give_up(body: Future[Any] | asyncio.Future[Any], watch: Watch) -> None:
+    """Nobody waits for ``body`` any more; what it still says is evidence."""
+    watch.given_up()
+    executor = _ledger_executor(os.getpid())  # the end may be told on an event loop, where nothing is recorded
+
+    def ended(body: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the interpreter is going away
+            executor.submit(watch.ended, body)
+
+    body.add_done_callback(ended)
 
 
 def _in_thread(body: Body) -> Future[Any]:
@@ -186,16 +251,13 @@ def _fulfil(future: Future[Any], context: contextvars.Context, body: Body) -> No
         future.set_exception(error)
 
 
-def _wait(future: Future[Any], timeout: float | None, late: LateResult) -> Any:
+def _wait(future: Future[Any], timeout: float | None, watch: Watch) -> Any:
     try:
         wait([future], timeout)
     except BaseException:  # interrupted: the body goes on, and its late result is evidence
-        future.add_done_callback(late)
+        _give_up(future, watch)
         raise
-    if not future.done():
-        future.add_done_callback(late)
-        raise BodyTimeout
-    return future.result()
+    return _value_of(future, False, watch)
 
 
 def _bridge(thread: Future[Any]) -> asyncio.Future[None]:
@@ -216,10 +278,6 @@ def _end(ended: asyncio.Future[None]) -> None:
         ended.set_result(None)
 
 
-async def _awaiting(body: Body) -> Any:
-    return await body()
-
-
 class PrivateLoop:
     """One event loop on one daemon thread, for asynchronous compensations and bodies in synchronous calls."""
 
@@ -227,21 +285,49 @@ class PrivateLoop:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="sagaspan-loop", daemon=True).start()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None, late: LateResult) -> T:
-        """Run ``coroutine`` there and wait for it, at most ``timeout`` seconds."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        result: T = _wait(future, timeout, late)
-        return result
+    def run(self, body: Body, timeout: float | None, watch: Watch) -> Any:
+        """Run ``body`` there and wait for it; raises ``BodyTimeout`` as ``Backend.run_body``."""
+        task: list[asyncio.Task[Any] | None] = []
+
+        async def job() -> Any:
+            task.append(asyncio.current_task())
+            return await body()
+
+        future = asyncio.run_coroutine_threadsafe(job(), self._loop)
+        heard = threading.Event()
+
+        def cancel() -> None:
+            heard.set()
+            for one in task:
+                if one is not None:
+                    one.cancel()
+
+        try:
+            wait([future], timeout)
+            timed_out = not future.done()
+            if timed_out:
+                self._loop.call_soon_threadsafe(cancel)
+                wait([future], CANCEL_SECONDS)
+        except BaseException:  # interrupted: the body goes on, and its late result is evidence
+            _give_up(future, watch)
+            raise
+        if timed_out and not heard.is_set():  # a body blocks the loop: those after it must not wait for that
+            _forget_loop(self)
+        return _value_of(future, timed_out, watch)
+
+
+_loops: Final[dict[int, PrivateLoop]] = {}
 
 
 def private_loop() -> PrivateLoop:
     """This process's private loop (a forked child gets its own: threads do not survive a fork)."""
-    return _private_loop(os.getpid())
+    loop = _loops.get(os.getpid())
+    return loop or _loops.setdefault(os.getpid(), PrivateLoop())
 
 
-@cache
-def _private_loop(pid: int) -> PrivateLoop:  # noqa: ARG001 - the key of the cache
-    return PrivateLoop()
+def _forget_loop(loop: PrivateLoop) -> None:
+    if _loops.get(os.getpid()) is loop:
+        del _loops[os.getpid()]
 
 
 @cache

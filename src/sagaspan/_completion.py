@@ -22,6 +22,7 @@ from sagaspan._call import Result
 from sagaspan._clock import now_us
 from sagaspan.exceptions import CallInProgress, OutcomeUnknown, RunError, RunInProgress
 from sagaspan.ledger import transitions
+from sagaspan.ledger.committed import is_committed
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import CallChange, Store
@@ -83,7 +84,7 @@ def _is_due(call: CallRecord, run: RunRecord) -> bool:
     if call.phase is not Phase.FORWARD:
         return False
     if call.state is CallState.SCHEDULED:
-        return run.completing or call.place <= run.committed_seq
+        return run.completing or is_committed(run, call)
     return call.scheduled_seq is not None and call.state in _SENT_BEFORE
 
 

@@ -18,12 +18,12 @@ from sagaspan import codecs
 from sagaspan._backends import SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
 from sagaspan._clock import new_id, now_us
-from sagaspan._compensation import Compensation, compensation_of, same_callable
+from sagaspan._compensation import Compensation, compensation_of, name_of, same_callable, same_handler
 from sagaspan._context import current_call, current_run
-from sagaspan._middleware import Middleware, compose
+from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, tracer_of
-from sagaspan._tool import Tool
+from sagaspan._tool import Tool, expectation
 from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, Refused, StoreUnavailable
 from sagaspan.keys import (
     BUSINESS_SCOPE,
@@ -88,6 +88,8 @@ class Engine:
         self.tools: dict[str, Tool] = {}
         self.open_runs = 0
         self._require_run = require_run
+        self.made_run: Callable[[], Run | None] = lambda: None
+        self.at_first_end: Callable[[], None] | None = None
         self._unresolved: set[Tool] = set()
         # None: two of that name undo different things, so only the run that made a call knows which is meant.
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
@@ -97,7 +99,7 @@ class Engine:
         self._scheduled_with: dict[str, Tool] = {}
         self._lock = fork.new_lock()
         self._warned: set[str] = set()
-        self._middleware = tuple(middleware)
+        self._middleware = users_layers(middleware)
         self._innermost: tuple[Middleware, ...] = ()
         self._work_on(store)
 
@@ -172,7 +174,7 @@ class Engine:
     def _know(self, tool: str, compensation: Compensation) -> None:
         """Know a compensation by name; of two that are bound to different things neither is known any more."""
         known = self._compensations.get((tool, compensation.name), compensation)
-        same = known is not None and same_callable(known.function, compensation.function)
+        same = known is not None and all(map(same_handler, (known, known.expect), (compensation, compensation.expect)))
         self._compensations[tool, compensation.name] = compensation if same else None
 
     def compensation_for(self, tool: Tool) -> Compensation | None:
@@ -188,7 +190,9 @@ class Engine:
                 self._resolve_names()
             except ConfigurationError as error:  # of another tool: what can be undone still is
                 _log.warning("%s", error)
-        return self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
+        found = self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
+        # What was to be asked before it is undone is not left out, because somebody took that away since.
+        return None if found is None or (call.expect is not None and found.expect is None) else found
 
     def find_deferred(self, call: CallRecord) -> Tool | None:
         """The tool that sends a recorded call, or None."""
@@ -223,11 +227,11 @@ class Engine:
                 hint = f"did you mean {', '.join(near)}?" if near else "register it with @guard.tool"
                 raise ConfigurationError(f"tool {tool.name!r}: there is no tool {name!r} to compensate it; {hint}")
             where = f"tool {tool.name!r}"
-            empty_safe = tool.policy.empty_safe
-            self._know(
-                tool.name,
-                compensation_of(undo.function, tool.parameters, where=where, name=name, empty_safe=empty_safe),
-            )
+            compensation = compensation_of(
+                undo.function, tool.parameters, where=where, name=name, empty_safe=tool.policy.empty_safe,
+                expect=expectation(tool.policy), timeout=undo.policy.timeout,
+            )  # fmt: skip
+            self._know(tool.name, compensation)
             self._unresolved.discard(tool)
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -264,6 +268,7 @@ class Engine:
             except (Refused, StoreUnavailable):
                 run.did_not_happen(call)
                 raise
+            run.asked_for(result.record.id)
             if result.state is CallState.FAILED:
                 run.did_not_happen(call)
             elif tool.policy.compensate is not None or tool.policy.defer:
@@ -312,7 +317,17 @@ class Engine:
                 f"tool {tool.name!r} was called outside a run, and this guard has require_run=True; use with "
                 "guard.run(...)"
             )
-        if self.open_runs and tool.policy.declared_write and tool.name not in self._warned:
+        if not tool.policy.declared_write or tool.name in self._warned:
+            return None
+        if (made := self.made_run()) is not None and not made.was_entered:
+            self._warned.add(tool.name)
+            _log.warning(
+                "tool %r was called outside a run while the run %r was made but not entered, so this call is not "
+                "rolled back with it; write `with guard.run(...):`",
+                tool.name,
+                made.id,
+            )
+        elif self.open_runs:
             self._warned.add(tool.name)
             _log.warning(
                 "tool %r was called outside a run while a run is open: a plain thread does not inherit it, so "
@@ -470,6 +485,12 @@ class Engine:
             self._innermost = tuple(other for other in self._innermost if other is not layer)
             self._fold()
 
+    def first_end(self) -> None:
+        """The first run is over, or the guard: what was declared for nothing is known by now."""
+        told, self.at_first_end = self.at_first_end, None
+        if told is not None:
+            told()
+
     def settle(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
         self._ledger.settle_leftovers()
@@ -481,6 +502,7 @@ class Engine:
 
     def close(self) -> None:
         """End the session run and give the store back."""
+        self.first_end()
         self.settle()
         with self._lock:
             session, self._session = self._session, None
@@ -560,7 +582,13 @@ def _business_key(tool: Tool, arguments: Mapping[str, Any]) -> str:
             ) from error
     else:
         function: Any = tool.policy.key
-        value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
+        try:
+            value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
+        except Exception as error:
+            raise ConfigurationError(
+                f"tool {tool.name!r} did not run: its key function {name_of(function)!r} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
     if value is None or value == "":
         raise ConfigurationError(f"tool {tool.name!r} did not run: its key came out empty; it must name the operation")
     try:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
+import logging
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,24 +22,27 @@ from sagaspan import codecs
 from sagaspan._adapters import find_adapter
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
+from sagaspan._checks import check_choice, check_flag, check_mapping, check_name, check_seconds, described
 from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._engine import Engine, Origin, call_sync
 from sagaspan._middleware import Middleware
+from sagaspan._prune import Pruned, Pruner, cutoff_us
 from sagaspan._recovery import Recoverer, Recovery
 from sagaspan._rollback import Undone
 from sagaspan._run import Run
-from sagaspan._tool import MARK, Tool, tool_of
+from sagaspan._tool import MARK, Tool, tool_behind, tool_of
 from sagaspan._undo import compensate
 from sagaspan._views import Calls, Runs
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import fingerprint
-from sagaspan.ledger.records import RunInfo, RunRecord, RunState, run_info
+from sagaspan.ledger.records import CallInfo, RunInfo, RunRecord, RunState, run_info
 from sagaspan.ledger.store import Store
 from sagaspan.policy import Policies, Policy, PolicyBook, load_policies
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
+_log = logging.getLogger("sagaspan")
 P = ParamSpec("P")
 T = TypeVar("T")
 OnInterrupt = Literal["hold", "compensate"]
@@ -75,24 +81,41 @@ class Guard:
         tracer_provider: TracerProvider | None = None,
         durability: Durability = "normal",
     ) -> None:
-        _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
-        _check_choice("migrate", migrate, ("auto", "check"))
-        _check_choice("durability", durability, ("normal", "full"))
+        check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
+        check_choice("migrate", migrate, ("auto", "check"))
+        check_choice("durability", durability, ("normal", "full"))
+        for flag, value in (("fail_open", fail_open), ("require_run", require_run)):
+            check_flag(flag, value)
+        check_name("namespace", namespace)
+        if tracer_provider is not None and not hasattr(tracer_provider, "get_tracer"):
+            raise ConfigurationError(f"tracer_provider takes a TracerProvider, not {described(tracer_provider)}")
         book = load_policies(policies)
         from_file = isinstance(policies, str | Path)
         self._file = book if from_file else PolicyBook(None, source="policies")
         self._book = PolicyBook(None, source="policies") if from_file else book
+        self._named: set[str] = set()
         self._on_interrupt = on_interrupt
         self.fail_open = fail_open
         self._connect = functools.partial(connect, migrate=migrate, durability=durability)
         self._engine = Engine(
-            self._connect(store or default_store()) if store is None or isinstance(store, str) else store,
+            self._opened(store),
             namespace=namespace,
             middleware=middleware,
             tracer_provider=tracer_provider,
             require_run=require_run,
             fail_open=fail_open,
         )
+        self._engine.at_first_end = self._warn_of_unused
+
+    def _opened(self, store: Any) -> Store:
+        if store is None or isinstance(store, str | Path):
+            return self._connect(default_store() if store is None else store)
+        if not hasattr(store, "find_call"):
+            raise ConfigurationError(
+                f"store takes a URL such as 'sqlite:///ledger.db', not {described(store)}; leave it out for the default"
+            )
+        opened: Store = store
+        return opened
 
     @property
     def _store(self) -> Store:
@@ -113,11 +136,14 @@ class Guard:
         if callable(function):
             return self._guarded(function, None, fields)
         if function is not None and not isinstance(function, str):
-            raise ConfigurationError(f"guard.tool takes a function or a name, not a {type(function).__name__}")
+            raise ConfigurationError(
+                f"guard.tool takes a function or a name, not {described(function)}{_order(function)}"
+            )
         return lambda decorated: self._guarded(decorated, function, fields)
 
     def _guarded(self, function: Callable[..., Any], name: str | None, fields: dict[str, Any]) -> Callable[..., Any]:
-        name = name or name_of(function)
+        _check_function(function, name)
+        name = name_of(function) if name is None else name
         try:
             declared = Policy(**fields)
         except ConfigurationError as error:
@@ -128,10 +154,24 @@ class Guard:
 
     def policy_for(self, name: str, declared: Policy, wrapped: PolicyBook | None = None) -> Policy:
         """The policy in force for a tool: file over wrap over guard over what the tool itself declares."""
+        self._named.add(name)
         policy = self._book.for_tool(name).over(declared)
         if wrapped is not None:
             policy = wrapped.for_tool(name).over(policy)
         return self._file.for_tool(name).over(policy)
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The names of the tools declared so far."""
+        return sorted(self._named)
+
+    def unused_policies(self) -> list[str]:
+        """A sentence for every name or glob of this guard's policies that fits no tool declared so far."""
+        return [*self._file.unused(self._named), *self._book.unused(self._named)]
+
+    def _warn_of_unused(self) -> None:
+        for sentence in self.unused_policies():
+            _log.warning("%s", sentence)
 
     # -- agents ------------------------------------------------------------------------------------------------
 
@@ -155,7 +195,7 @@ class Guard:
 
         Raises ``ConfigurationError`` for an object no adapter knows, or a policy for a tool it does not have.
         """
-        _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
+        check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
         book = PolicyBook(policies, source="wrap(policies)")
         adapter = find_adapter(target)
         with self._engine.all_or_nothing():
@@ -218,9 +258,16 @@ class Guard:
         worker inside the run; ``reopen`` starts a run over that was rolled back. Entering raises ``RunInProgress``,
         ``RunConflict``, ``RunClosed`` or ``StoreError``.
         """
-        _check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
-        if id == "" or not isinstance(id, str | None):
-            raise ConfigurationError(f"the run id {id!r} is not a name; leave it out for a generated one")
+        check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
+        check_name("name", name)
+        texts = (("id", id), ("user", user), ("tenant", tenant), ("agent", agent), ("conversation", conversation))
+        for what, text in texts:
+            check_name(what, text, optional=True)
+        check_seconds("wait", wait)
+        check_flag("reopen", reopen)
+        check_flag("nested", nested)
+        if tags is not None:
+            check_mapping("tags", tags, "{'team': 'blue'}")
         outer = current_run.get() if nested else None
         if outer is not None and outer.engine is not self._engine:
             outer = None
@@ -248,29 +295,41 @@ class Guard:
             created_us=now,
             started_us=now,
         )
-        return Run(
+        made = Run(
             self._engine, wanted, wait=wait, reopen=reopen, outer=outer, unnamed=outer is not None and id is None
         )
+        self._engine.made_run = weakref.ref(made)
+        return made
 
-    def compensate(self, run: Run | str, *, call: str | None = None, dry_run: bool = False) -> Undone:
-        """Undo a run, also a completed one, or one ``call`` of it by id; what is undone already is left alone.
+    def compensate(
+        self, run: Run | RunInfo | str, *, call: CallInfo | str | None = None, dry_run: bool = False
+    ) -> Undone:
+        """Undo a run, also a completed one, or one ``call`` of it; what is undone already is left alone.
 
         ``dry_run`` says what would be undone, in that order. Raises ``RunError`` if there is no such run or call,
         ``RunInProgress``, ``OutcomeUnknown`` if a write of it is in doubt, ``CompensationFailed``.
         """
         return run_sync(self._compensate(run, call, dry_run, SYNC))
 
-    async def acompensate(self, run: Run | str, *, call: str | None = None, dry_run: bool = False) -> Undone:
+    async def acompensate(
+        self, run: Run | RunInfo | str, *, call: CallInfo | str | None = None, dry_run: bool = False
+    ) -> Undone:
         """As ``compensate``, for asynchronous callers; a cancellation waits until it is over."""
         finished = await ASYNCIO.to_the_end(self._compensate(run, call, dry_run, ASYNCIO))
         if finished.interrupted is not None:
             raise finished.interrupted
         return finished.value
 
-    async def _compensate(self, run: Run | str, call: str | None, dry_run: bool, backend: Backend) -> Undone:
-        run_id = run if isinstance(run, str) else run.id
+    async def _compensate(
+        self, run: Run | RunInfo | str, call: CallInfo | str | None, dry_run: bool, backend: Backend
+    ) -> Undone:
+        run_id = run.id if isinstance(run, Run | RunInfo) else run
+        call_id = call.id if isinstance(call, CallInfo) else call
+        check_name("run", run_id)
+        check_name("call", call_id, optional=True)
+        check_flag("dry_run", dry_run)
         inside = (current := self.current_run()) is not None and current.id == run_id
-        return await compensate(self._engine, run_id, call, dry_run=dry_run, inside=inside, backend=backend)
+        return await compensate(self._engine, run_id, call_id, dry_run=dry_run, inside=inside, backend=backend)
 
     def recover(
         self, *, older_than: float | timedelta | None = None, limit: int | None = None, dry_run: bool = False
@@ -303,6 +362,42 @@ class Guard:
             stopped.append(True)
             await asyncio.wait([work])
             raise
+
+    def prune(self, *, older_than: float | timedelta, dry_run: bool = False, forget_keys: bool = False) -> Pruned:
+        """Forget runs, and calls outside a run, that were settled ``older_than`` (seconds, or a ``timedelta``) ago.
+
+        Nothing that is open, in doubt, held or needs a person is forgotten, and no run with a done call under a
+        business key, unless ``forget_keys``. What is forgotten is new when it comes again: its run id is opened, its
+        key is called. Agents go on meanwhile; an interruption leaves what is not forgotten yet.
+
+        Raises ``ConfigurationError`` or ``StoreError``.
+        """
+        check_flag("dry_run", dry_run)
+        return self._pruner(older_than, forget_keys)(dry_run=dry_run)
+
+    async def aprune(
+        self, *, older_than: float | timedelta, dry_run: bool = False, forget_keys: bool = False
+    ) -> Pruned:
+        """As ``prune``, for asynchronous callers; a cancellation waits for the batch in hand."""
+        check_flag("dry_run", dry_run)
+        stopped: list[bool] = []
+        pruner = self._pruner(older_than, forget_keys, stop=lambda: bool(stopped))
+        work = asyncio.ensure_future(asyncio.to_thread(pruner, dry_run=dry_run))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stopped.append(True)
+            await asyncio.wait([work])
+            raise
+
+    def _pruner(
+        self, older_than: float | timedelta, forget_keys: bool, stop: Callable[[], bool] = lambda: False
+    ) -> Pruner:
+        check_flag("forget_keys", forget_keys)
+        return Pruner(
+            self._store, namespace=self._engine.namespace, before_us=cutoff_us(older_than), forget_keys=forget_keys,
+            stop=stop,
+        )  # fmt: skip
 
     def current_run(self) -> Run | None:
         """The run in force here, or None."""
@@ -395,10 +490,21 @@ def _guarded_function(engine: Engine, tool: Tool) -> Callable[..., Any]:
     return guarded
 
 
-def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    if value not in choices:
-        words = ", ".join(repr(choice) for choice in choices)
-        raise ConfigurationError(f"{name}={value!r} is not one of {words}")
+def _check_function(function: Any, name: str | None) -> None:
+    if not callable(function) or inspect.isclass(function):
+        raise ConfigurationError(f"guard.tool takes a function, not {described(function)}{_order(function)}")
+    if tool_behind(function) is not None:
+        raise ConfigurationError(
+            f"the function {name_of(function)!r} is guarded already, and would be recorded twice; guard it once"
+        )
+    if name is None and name_of(function) == "<lambda>":
+        raise ConfigurationError("a lambda has no name of its own; give it one: guard.tool('NAME')(lambda ...)")
+
+
+def _order(function: object) -> str:
+    """What to do with a method that is decorated in the wrong order."""
+    kind = type(function).__name__
+    return f"; put @{kind} above @guard.tool" if isinstance(function, classmethod | staticmethod | property) else ""
 
 
 def _plain(what: str, value: Any) -> Any:

@@ -8,6 +8,7 @@ own package that was not made while handling something else.
 from __future__ import annotations
 
 import dis
+import logging
 import socket
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -16,6 +17,7 @@ from typing import Final
 from sagaspan.exceptions import NotApplied
 from sagaspan.policy import Outcome, Policy
 
+_log = logging.getLogger("sagaspan")
 _UNSURE_STATUS: Final = frozenset({408, 409, 425})
 _CONNECT_TIMEOUTS: Final = frozenset({"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError"})
 _CONNECT_FAILURES: Final = frozenset({"NewConnectionError", "NameResolutionError", "ClientConnectorError"})
@@ -34,14 +36,18 @@ def outcome_of(error: BaseException, policy: Policy, module: str, handling: Base
     """
     try:
         return "failed" if _proves_nothing_happened(error, policy, module, handling) else "unknown"
-    except Exception:  # noqa: BLE001 - a classifier or an error's own property that breaks proves nothing
+    except Exception as problem:  # noqa: BLE001 - a classifier or an error's own property that breaks proves nothing
+        if policy.error_means is not None:
+            _log.error("error_means failed for a %s, which counts as unknown: %r", type(error).__name__, problem)
         return "unknown"
 
 
 def _proves_nothing_happened(error: BaseException, policy: Policy, module: str, handling: BaseException | None) -> bool:
     if policy.error_means is not None:
-        means = policy.error_means
-        return (means if isinstance(means, str) else means(error)) == "failed"
+        means = policy.error_means if isinstance(policy.error_means, str) else policy.error_means(error)
+        if means not in ("failed", "unknown"):
+            raise ValueError(f"it gave {means!r}, neither 'failed' nor 'unknown'")
+        return means == "failed"
     if not isinstance(error, Exception):  # cancelled or interrupted in the middle
         return False
     if isinstance(error, (NotApplied, *policy.not_applied)):

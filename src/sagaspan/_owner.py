@@ -112,15 +112,6 @@ def drop(token: str) -> None:
             _alive[token] = held - 1
 
 
-@contextlib.contextmanager
-def until_dropped(token: str) -> Iterator[None]:
-    """``drop`` what is held already, when the block ends."""
-    try:
-        yield
-    finally:
-        drop(token)
-
-
 def holding() -> bool:
     """Whether this process works on anything."""
     return bool(_alive)

@@ -17,12 +17,14 @@ from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
+from sagaspan._checks import check_count
 from sagaspan._clock import monotonic, now_us
+from sagaspan._durations import microseconds
 from sagaspan._endings import Ending
 from sagaspan._retries import ONCE, due_us
 from sagaspan._rollback import Steps, Undone, steps_of
 from sagaspan._run import Run
-from sagaspan.exceptions import ConfigurationError, StoreUnavailable
+from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger import transitions
 from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Verdict
@@ -124,8 +126,8 @@ class Recoverer:
     ) -> Recovery:
         """Recover what there is; see ``Guard.recover``. With ``watch`` leases elsewhere are watched to their end."""
         age_us = _age_us(older_than)
-        if limit is not None and limit < 1:
-            raise ConfigurationError(f"limit={limit} recovers nothing; None is no limit")
+        if limit is not None:
+            check_count("limit", limit, least=1)
         if watch and not dry_run:
             await self._watch_leases()
         found: dict[str, list[RunInfo]] = {}
@@ -354,7 +356,7 @@ class Recoverer:
 
     async def _tried_later(self, steps: Steps) -> str | None:
         failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
-        again = [await self._backend.io(due_us, self._store, step) for step in failed]
+        again = [await self._backend.io(due_us, self._store, self._engine.judge, step) for step in failed]
         return "waiting" if any(due is not None for due in again) else None
 
     async def _foresee(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
@@ -409,7 +411,7 @@ class Recoverer:
     def _not_due(self, steps: Steps) -> set[str]:
         """The steps that could not be undone and are not tried again, or not yet."""
         failed = [step for step in steps.undoable if step.state is CallState.COMPENSATION_FAILED]
-        due = {step.id: due_us(self._store, step) for step in failed}
+        due = {step.id: due_us(self._store, self._engine.judge, step) for step in failed}
         now = now_us()
         return {step_id for step_id, at in due.items() if at is None or at > now}
 
@@ -448,10 +450,7 @@ def _wanted_undoing(run: RunRecord) -> bool:
 def _age_us(older_than: float | dt.timedelta | None) -> int:
     if older_than is None:
         return 0
-    seconds = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else float(older_than)
-    if not seconds >= 0:
-        raise ConfigurationError(f"older_than={older_than!r} is no time; give seconds or a timedelta")
-    return round(seconds * 1e6)
+    return microseconds(older_than, "older_than")
 
 
 def merged(reports: Iterable[Recovery]) -> Recovery:

@@ -7,8 +7,10 @@ from typing import Final
 
 from sagaspan._clock import now_us
 from sagaspan._rollback import undo_of
+from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import CallRecord, CallState
 from sagaspan.ledger.store import Store
+from sagaspan.ledger.transitions import WORLD_CHANGED
 from sagaspan.policy import Retry
 
 ATTEMPTS: Final = 8
@@ -22,10 +24,16 @@ _AT_ONCE: Final = 3  # attempts that a rollback makes itself
 _FIRST_PAUSE_US: Final = 60 * 1_000_000
 
 
-def due_us(store: Store, step: CallRecord) -> int | None:
+def due_us(store: Store, judge: Judge, step: CallRecord) -> int | None:
     """When the next attempt to undo ``step`` is due; None if a person must look."""
+    if step.error_type == WORLD_CHANGED:  # that does not pass by itself
+        return None
     undo = undo_of(store, step)
-    return None if undo is None else _next_attempt_us(undo)
+    if undo is None:
+        return None
+    if undo.state is CallState.RUNNING:  # nobody waits for it any more; a second one waits until it is over
+        return now_us() + (0 if judge.is_over(undo.owner, undo.id) else _FIRST_PAUSE_US)
+    return _next_attempt_us(undo)
 
 
 def _next_attempt_us(undo: CallRecord) -> int | None:

@@ -6,6 +6,7 @@ becomes a dead letter, ``compensation_failed``, and a person must look.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,30 +16,55 @@ from opentelemetry.trace import Span, Tracer
 from sagaspan import _owner as owner
 from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
-from sagaspan._backends import Backend
+from sagaspan._backends import Backend, BodyTimeout, stops_everything
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, new_id, now_us
-from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation
+from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation, Handler
 from sagaspan._tool import tool_of
-from sagaspan.exceptions import StoreUnavailable
+from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
 from sagaspan.ledger import transitions
-from sagaspan.ledger.attempts import Ended, run_attempts
+from sagaspan.ledger.attempts import Ended, UntilSettled, run_attempts
+from sagaspan.ledger.committed import is_committed
 from sagaspan.ledger.families import family
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
-from sagaspan.ledger.records import UNREADABLE, CallInfo, CallRecord, CallState, Phase, RunRecord, call_info, names_of
-from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
+from sagaspan.ledger.looking import SECONDS, look
+from sagaspan.ledger.records import (
+    UNREADABLE,
+    CallInfo,
+    CallRecord,
+    CallState,
+    Phase,
+    RunRecord,
+    RunState,
+    call_info,
+    names_of,
+)
+from sagaspan.ledger.resolution import IN_DOUBT, LATE, is_unsent
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Policy, Retry
+
+_log = logging.getLogger("sagaspan")
 
 FindCompensation = Callable[[CallRecord], Compensation | None]
 """The compensation registered for a recorded call, or None."""
 
 PATIENCE_SECONDS: Final = 5.0
+"""How long a caller waits for a compensation, unless that is a tool with a longer ``timeout``."""
+
+_LEAST_SECONDS: Final = 0.5
+"""An attempt with less time than this is not begun."""
+
 PATIENT: Final = Retry(attempts=3, initial_delay=0.25, max_delay=2.0)
 UNDO_KEY: Final = "undo"
+CLOSED_WITH_OUTER: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
+"""States in which a nested run is undone with the one it is in."""
+
+WITH_OUTER: Final = "outer run"
+"""The ``reason`` of a nested run that was."""
+
 _HAPPENED: Final = (CallState.DONE, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
 _UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
 
@@ -76,6 +102,7 @@ class Undone:
 
     ``queued`` steps wait, in their order, for a process in which their compensation is registered; ``undeclared`` ones
     have no policy that says whether they changed anything. ``unsent`` ones were deferred, and are not sent any more.
+    ``unfinished``: those of ``failed`` whose compensation still runs, so that its end is recorded later.
     """
 
     undone: tuple[CallInfo, ...] = ()
@@ -84,6 +111,7 @@ class Undone:
     queued: tuple[CallInfo, ...] = ()
     undeclared: tuple[CallInfo, ...] = ()
     unsent: tuple[CallInfo, ...] = ()
+    unfinished: tuple[CallInfo, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -93,8 +121,15 @@ class Undone:
     def sentence(self, run_id: str) -> str:
         """What was undone and what is open, for the note on the original error."""
         parts = [f"sagaspan: run {run_id!r}: undone {_names(self.undone) or 'nothing'}"]
-        if self.failed:
-            parts.append(f"NOT undone, a person must look: {_names(self.failed)} (sagaspan show {run_id})")
+        running = {step.id for step in self.unfinished}
+        failed = [step for step in self.failed if step.id not in running]
+        if failed:
+            parts.append(f"NOT undone, a person must look: {_names(failed)} (sagaspan show {run_id})")
+        if running:
+            parts.append(
+                f"NOT undone yet, because what undoes it still runs: {_names(self.unfinished)}; its end is recorded "
+                f"(sagaspan show {run_id})"
+            )
         if self.queued:
             missing = self.queued[0]
             parts.append(
@@ -113,7 +148,7 @@ class Undone:
 def steps_of(store: Store, run: RunRecord) -> Steps:
     """The steps of ``run`` and of the runs nested in it that count, newest first."""
     everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
-    calls = _on_their_own([call for call in everything if call.place > run.committed_seq])
+    calls = _on_their_own([call for call in everything if not is_committed(run, call)])
     safe = frozenset(call.id for call in calls if call.empty_safe and call.compensate and call.state in _UNSURE)
     in_doubt = [call for call in _on_their_own(everything) if call.state in _UNSURE]
     return Steps(
@@ -132,8 +167,16 @@ def steps_of(store: Store, run: RunRecord) -> Steps:
             call for call in calls if call.state is CallState.DONE and call.effect is None and not call.declared_write
         ),
         unsent=tuple(call for call in everything if is_unsent(call)),
-        undone=any(call.state is CallState.COMPENSATED and call.run_id == run.id for call in calls),
+        undone=any(call.state is CallState.COMPENSATED and _is_undone_with(store, run, call) for call in calls),
     )
+
+
+def _is_undone_with(store: Store, run: RunRecord, call: CallRecord) -> bool:
+    """Whether ``call`` was undone with ``run``, and not by a nested run that undid itself."""
+    if call.run_id == run.id:
+        return True
+    inner = store.get_run(call.namespace, call.run_id)
+    return inner is not None and (inner.state in CLOSED_WITH_OUTER or inner.reason == WITH_OUTER)
 
 
 def _on_their_own(calls: Sequence[CallRecord]) -> list[CallRecord]:
@@ -157,7 +200,7 @@ class Rollback:
     """Undoes the steps of one run, waiting through ``backend``; its spans are children of ``parent``.
 
     ``again`` is how often a step is tried that could not be undone before. ``lock``: the run may be over, so each step
-    takes its locks again.
+    takes its locks again. ``undone_late`` is told of a step whose compensation ended well after nobody waited for it.
     """
 
     def __init__(
@@ -172,7 +215,9 @@ class Rollback:
         backend: Backend,
         again: Retry = PATIENT,
         lock: bool = False,
+        undone_late: Callable[[CallRecord], None] = lambda _: None,
     ) -> None:
+        self._undone_late = undone_late
         self._lock = lock
         self._judge = judge
         self._again = again
@@ -188,14 +233,25 @@ class Rollback:
         """Undo ``steps`` in their order, up to the first whose compensation this process does not know."""
         undone: list[CallInfo] = []
         failed: list[CallInfo] = []
+        unfinished: list[CallInfo] = []
         for number, step in enumerate(steps):
             compensation = self._find(step)
             if compensation is None:  # the older ones wait with it: nothing is undone before what rests on it
                 queued = tuple(map(call_info, steps[number:]))
-                return Undone(undone=tuple(undone), failed=tuple(failed), queued=queued)
-            after = await self._undo(step, compensation)
-            (undone if after.state is CallState.COMPENSATED else failed).append(call_info(after))
-        return Undone(undone=tuple(undone), failed=tuple(failed))
+                return Undone(undone=tuple(undone), failed=tuple(failed), unfinished=tuple(unfinished), queued=queued)
+            if not await self._backend.io(self._goes_on, step):
+                step = await self._undo(step, compensation)
+            (undone if step.state is CallState.COMPENSATED else failed).append(call_info(step))
+            if await self._backend.io(self._goes_on, step):
+                unfinished.append(call_info(step))
+        return Undone(undone=tuple(undone), failed=tuple(failed), unfinished=tuple(unfinished))
+
+    def _goes_on(self, step: CallRecord) -> bool:
+        """Whether the compensation of ``step`` still runs, and nobody waits for it any more."""
+        if step.state is not CallState.COMPENSATION_FAILED:
+            return False
+        undo = undo_of(self._store, step)
+        return undo is not None and undo.state is CallState.RUNNING and not self._judge.is_over(undo.owner, undo.id)
 
     async def _undo(self, step: CallRecord, compensation: Compensation) -> CallRecord:
         retry = self._again if step.state is CallState.COMPENSATION_FAILED else PATIENT
@@ -204,13 +260,20 @@ class Rollback:
         lost = _lost(step, compensation)
         if lost is not None:
             return await self._give_up(step, f"{compensation.name!r} asks for {lost}")
+        if compensation.expect is not None and (why := await self._forbidden(step, compensation.expect)) is not None:
+            return await self._give_up(step, why, error_type=transitions.WORLD_CHANGED, error_message=why)
         span = self._span(step, compensation)
         call = self._call(step, compensation, span)
         step, record = await self._backend.io(self._claim, call, step)
         executed = record.state is not CallState.DONE  # else undone before a crash, and only not noted on the step
-        ended, attempts = await self._run_body(call, record, retry) if executed else (Ended(state=CallState.DONE), 0)
+        if executed:
+            return await self._run_and_close(call, step, record, retry, _Patience(compensation))
+        self._end_span(call, record, Ended(state=CallState.DONE), executed=False)
+        return await self._close(step, record, Ended(state=CallState.DONE))
+
+    def _end_span(self, call: Call, record: CallRecord, ended: Ended, *, executed: bool) -> None:
         spans.end(
-            span,
+            call.span,
             {
                 semconv.CALL_ID: record.id,
                 semconv.CALL_STATE: ended.state,
@@ -219,16 +282,17 @@ class Rollback:
             },
             ended.error,
         )
-        return await self._close(step, replace(record, attempts=record.attempts + attempts), ended)
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    async def _give_up(self, step: CallRecord, why: str) -> CallRecord:
+    async def _give_up(self, step: CallRecord, why: str, **changes: str) -> CallRecord:
         """A step that is not even tried to be undone."""
         undoing, audit = transitions.start_undoing(step, now_us())
-        failed, why_audit = transitions.move_call(undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why)
-        changes = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
-        await self._backend.io(self._save, *changes)
+        failed, why_audit = transitions.move_call(
+            undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why, **changes
+        )
+        both = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
+        await self._backend.io(self._save, *both)
         return failed
 
     def _save(self, *changes: CallChange) -> None:
@@ -292,21 +356,79 @@ class Rollback:
         return record, [*changes, CallChange(record, audit, existing.version)]
 
     async def _close(self, step: CallRecord, record: CallRecord, ended: Ended) -> CallRecord:
-        """The compensation's end and its step's, in one commit: they cannot disagree after a crash."""
-        now = now_us()
+        """The compensation's end and its step's, in one commit: they cannot disagree after a crash.
+
+        One that was given up goes on: its own record stays ``running``, so that nobody starts a second one.
+        """
         changes = []
-        if record.state is CallState.RUNNING:
-            event = {CallState.DONE: CallEvent.SUCCEED, CallState.FAILED: CallEvent.FAIL}.get(
-                ended.state, CallEvent.LOSE
-            )
-            after, audit = transitions.move_call(record, event, now, **_recorded(ended))
-            changes.append(CallChange(after, audit, record.version))
+        if record.state is CallState.RUNNING and not ended.given_up:
+            changes.append(_end_of(record, ended))
         succeeded = ended.state is CallState.DONE
         event = CallEvent.COMPENSATION_SUCCEEDED if succeeded else CallEvent.COMPENSATION_FAILED
-        after_step, audit = transitions.move_call(step, event, now, detail=None if succeeded else _said(ended.error))
-        changes.append(CallChange(after_step, audit, step.version))
+        why = None if succeeded else _said(ended.error)
+        after, audit = transitions.move_call(
+            step, event, now_us(), detail=f"{why}; it still runs" if ended.given_up else why
+        )
+        changes.append(CallChange(after, audit, step.version))
         await self._backend.io(self._save, *changes)
-        return after_step
+        return after
+
+    def _close_late(self, step: CallRecord, record: CallRecord, ended: Ended) -> None:
+        """How a compensation ended that nobody waited for any more: it is evidence, for its step and for its run."""
+        try:
+            after = self._save_late(step, record, ended)
+            if after is not None and after.state is CallState.COMPENSATED:
+                self._undone_late(after)
+        except StoreError:
+            _log.exception("the end of %r, which undoes call %s, could not be recorded", record.tool, step.id)
+        finally:
+            owner.drop(record.id)
+
+    def _save_late(self, step: CallRecord, record: CallRecord, ended: Ended) -> CallRecord | None:
+        for _ in range(10):  # somebody may decide about the step at the same moment
+            undo, after = self._store.get_call(record.id), self._store.get_call(step.id)
+            if undo is None or after is None or undo.state is not CallState.RUNNING or undo.epoch != record.epoch:
+                return None
+            changes = [_end_of(replace(record, version=undo.version), ended)]
+            if ended.state is CallState.DONE and after.state is CallState.COMPENSATION_FAILED:
+                before = after.version
+                after, audit = transitions.move_call(
+                    after, CallEvent.COMPENSATION_SUCCEEDED, now_us(), detail=LATE, actor=owner.this_process()
+                )
+                changes.append(CallChange(after, audit, before))
+            if self._store.commit(changes, synced=True):
+                return after
+        return None
+
+    # -- the world -------------------------------------------------------------------------------------------
+
+    async def _forbidden(self, step: CallRecord, expect: Handler) -> str | None:
+        """Why ``step`` is not to be undone: ``expect`` does not say that this overwrites nothing. None if it does.
+
+        Asked before every round. What an attempt that died may have undone already, it cannot tell from what somebody
+        else did: then a person looks.
+        """
+        earlier = await self._backend.io(undo_of, self._store, step)
+        if earlier is not None and earlier.state is CallState.DONE:  # only not noted on the step
+            return None
+        answer = await self._answer(step, expect)
+        if answer is None:
+            return None
+        perhaps = "" if earlier is None else "; an earlier attempt may have undone it"
+        return f"it is left as it is, because {expect.name!r} {answer}{perhaps}"
+
+    async def _answer(self, step: CallRecord, expect: Handler) -> str | None:
+        if (lost := _lost(step, expect)) is not None:
+            return f"asks for {lost}"
+        forward = call_info(step)
+        arguments = expect.arguments(forward, forward.idempotency_key)
+        try:
+            said = await look(expect.function, arguments, is_async=expect.is_async, backend=self._backend)
+        except BodyTimeout:
+            return f"took longer than {SECONDS:g} s"
+        except Exception as error:  # noqa: BLE001 - what cannot be looked at may have changed
+            return f"could not say: {type(error).__name__}: {spans.error_message(error) or ''}"
+        return None if said is True else f"says {said!r}, not True: what the call left has changed since"
 
     # -- the body --------------------------------------------------------------------------------------------
 
@@ -354,21 +476,64 @@ class Rollback:
             tracer=self._tracer,
         )
 
-    async def _run_body(self, call: Call, record: CallRecord, retry: Retry) -> tuple[Ended, int]:
-        """How the body ended, and how many attempts that took beside the first one."""
-        started, more = monotonic(), 0
+    async def _run_and_close(
+        self, call: Call, step: CallRecord, record: CallRecord, retry: Retry, patience: _Patience
+    ) -> CallRecord:
+        """Run the body for as long as its caller waits, and write how that ended; what comes later is written then."""
+        late, given_up = UntilSettled(), False
 
-        async def next_attempt() -> None:
-            nonlocal more
-            if monotonic() - started > PATIENCE_SECONDS:
-                raise TimeoutError(f"the compensation {call.tool.name!r} did not succeed within {PATIENCE_SECONDS:g} s")
-            more += 1
+        def ended_late(ended: Ended) -> None:
+            def close() -> None:
+                self._close_late(step, patience.counted(record), ended)
+
+            if not late.keep(close):
+                close()
 
         try:
-            ended = await run_attempts(call, retry=retry, next_attempt=next_attempt, late=lambda _: None)
+            ended = await run_attempts(
+                call, retry=retry, next_attempt=patience.next_attempt, timeout=patience.left,
+                late=lambda value: ended_late(Ended(state=CallState.DONE, value=value)),
+                gone=lambda: ended_late(Ended(state=CallState.UNKNOWN)),
+            )  # fmt: skip
+            given_up = ended.given_up
+            self._end_span(call, record, ended, executed=True)
+            after = await self._close(step, patience.counted(record), ended)
         finally:
-            owner.drop(record.id)
-        return ended, more
+            if not given_up:
+                owner.drop(record.id)
+            for close in late.settled():
+                await self._backend.io(close)
+        if ended.error is not None and stops_everything(ended.error):
+            raise ended.error
+        return await self._backend.io(self._reload, after) if given_up else after
+
+    def _reload(self, step: CallRecord) -> CallRecord:
+        now = self._store.get_call(step.id)
+        return step if now is None else now
+
+
+class _Patience:
+    """How long a caller waits for one compensation, its attempts together."""
+
+    def __init__(self, compensation: Compensation) -> None:
+        self._name = compensation.name
+        self._seconds = max(PATIENCE_SECONDS, compensation.timeout or 0.0)
+        self._started = monotonic()
+        self._more = 0
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self._seconds - (monotonic() - self._started)
+
+    async def next_attempt(self) -> None:
+        """Another attempt begins; raises ``TimeoutError`` if there is no time for it."""
+        if self.left() < _LEAST_SECONDS:
+            raise TimeoutError(f"the compensation {self._name!r} did not succeed within {self._seconds:g} s")
+        self._more += 1
+
+    def counted(self, record: CallRecord) -> CallRecord:
+        """``record`` with the attempts that were made since its claim."""
+        return replace(record, attempts=record.attempts + self._more)
 
 
 def undo_scope(step: CallRecord) -> str:
@@ -411,6 +576,12 @@ def _encoded(arguments: dict[str, object]) -> str:
     return codecs.encode({name: value for name, value in arguments.items() if name != "call"})
 
 
+def _end_of(record: CallRecord, ended: Ended) -> CallChange:
+    event = {CallState.DONE: CallEvent.SUCCEED, CallState.FAILED: CallEvent.FAIL}.get(ended.state, CallEvent.LOSE)
+    after, audit = transitions.move_call(record, event, now_us(), **_recorded(ended))
+    return CallChange(after, audit, record.version)
+
+
 def _recorded(ended: Ended) -> dict[str, str | None]:
     if ended.error is not None:
         return {"error_type": spans.error_type(ended.error), "error_message": spans.error_message(ended.error)}
@@ -424,8 +595,8 @@ def _said(error: BaseException | None) -> str | None:
     return None if error is None else spans.error_message(error) or type(error).__name__
 
 
-def _lost(step: CallRecord, compensation: Compensation) -> str | None:
-    """What the compensation asks for that nobody has, and why; undoing with a stand-in would be a guess."""
+def _lost(step: CallRecord, compensation: Handler) -> str | None:
+    """What a handler asks for that nobody has, and why; undoing with a stand-in would be a guess."""
     forward = call_info(step)
     asked = compensation.declared & OF_THE_RESULT
     if asked:

@@ -78,6 +78,7 @@ class Run:
         self._reopen = reopen
         self._outer = outer
         self._unnamed = unnamed
+        self.was_entered = False
         self._entered = False
         self._process = 0
         self._in_running_loop = False
@@ -94,6 +95,7 @@ class Run:
         self._occurrences: dict[tuple[str, str, str | None], int] = {}
         self._free: dict[tuple[str, str, str | None], list[int]] = {}
         self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
+        self._asked: set[str] = set()
         self._children: dict[tuple[str, str | None], int] = {}
         self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
@@ -178,6 +180,8 @@ class Run:
 
     def deactivate(self) -> None:
         """Undo the latest ``activate``; in the same context as that one."""
+        if not self._tokens:
+            raise ConfigurationError(f"the run {self.id!r} is left but was not entered; write `with guard.run(...)`")
         token, context = self._tokens.pop()
         if context is not None:
             otel_context.detach(context)
@@ -186,20 +190,20 @@ class Run:
 
     # -- what users do -----------------------------------------------------------------------------------------
 
-    def abort(self, why: str = "aborted") -> None:
-        """Refuse further calls; leaving the block then undoes everything and raises nothing.
+    def abort(self, why: object = "aborted") -> None:
+        """Refuse further calls; leaving the block then undoes everything and raises nothing. ``why`` is recorded.
 
         Outside the block it undoes at once. Raises ``CompensationFailed`` if something could not be undone.
         """
         self._check_ours("it is not aborted here")
-        self._aborted = why
+        self._aborted = _in_words(why)
         if not self._entered:
             self._raise(None, run_sync(self._abort_now(SYNC)))
 
-    async def aabort(self, why: str = "aborted") -> None:
+    async def aabort(self, why: object = "aborted") -> None:
         """As ``abort``, for asynchronous callers."""
         self._check_ours("it is not aborted here")
-        self._aborted = why
+        self._aborted = _in_words(why)
         if not self._entered:
             self._raise(None, await self._abort_now(ASYNCIO))
 
@@ -341,6 +345,13 @@ class Run:
         finally:
             self.deactivate()
 
+    def asked_for(self, call_id: str) -> None:
+        """Remember that this incarnation came to a call: a commit from here on is a commit of it too."""
+        if self.resumed:
+            self._asked.add(call_id)
+        if self._outer is not None:
+            self._outer.asked_for(call_id)
+
     def saw(self, result: Result) -> None:
         """Remember that a call's outcome is not known: the run may have to be held."""
         if result.state is CallState.UNKNOWN:
@@ -367,7 +378,9 @@ class Run:
             spans.end(span, {}, error)
             raise
         self.record, self.resumed, self.replaying = entered.record, entered.resumed, entered.replaying
-        self._span, self._entered = span, True
+        self._span, self._entered, self.was_entered = span, True, True
+        if self._reopen and entered.previous is not None and entered.previous.state is RunState.COMPLETED:
+            _log.warning("run %r was completed; with reopen=True it starts over, and does again what it did", self.id)
         self._uncertain = self._deferred = entered.resumed
         self.engine.open_runs += 1
         if output is not None:
@@ -431,7 +444,8 @@ class Run:
             )
         if self.replaying or not self.record.on_record:
             return
-        self.record = await saga.commit(self.engine, self.record, backend=backend)
+        asked = frozenset(self._asked) if self.resumed else None
+        self.record = await saga.commit(self.engine, self.record, asked=asked, backend=backend)
         if self._deferred and not await backend.io(completion.waits_for_outer, self.engine.store, self.record):
             stopped = await self._send_due(backend)
             if stopped is not None:
@@ -452,6 +466,8 @@ class Run:
                 report = await self._abort_now(backend)
         finally:
             self._over(error or (self._stopped.error if self._stopped else None))
+            if self._outer is None:
+                self.engine.first_end()
         return report
 
     def _end_unrecorded(self, error: BaseException | None) -> None:
@@ -601,6 +617,12 @@ def _recorded_output(record: RunRecord) -> Any:
         raise StoreError(
             f"the run {record.id!r} is completed, but its recorded output cannot be read: {problem}; nothing ran"
         ) from problem
+
+
+def _in_words(why: object) -> str:
+    """The reason that was given: an emergency brake works for an error, and for nothing."""
+    text = "" if why is None else str(why)
+    return text or ("aborted" if why is None or isinstance(why, str) else type(why).__name__)
 
 
 def _opening(record: RunRecord) -> dict[str, str]:

@@ -13,11 +13,10 @@ from sagaspan import _owner as owner
 from sagaspan._backends import Backend
 from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import PATIENT, Rollback, Steps, Undone, steps_of
+from sagaspan._rollback import CLOSED_WITH_OUTER, PATIENT, WITH_OUTER, Rollback, Steps, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
-from sagaspan.ledger import locks, transitions
+from sagaspan.ledger import committed, locks, transitions
 from sagaspan.ledger.attempts import body_token
-from sagaspan.ledger.families import family
 from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
@@ -28,7 +27,6 @@ from sagaspan.policy import Retry
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
-_CLOSED_WITH_ITS_OUTER_RUN: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
 _RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.FAILED)
 
 
@@ -132,7 +130,7 @@ async def _reenter(
         )
     await backend.io(_check_reopenable, engine.store, existing)
     # What the earlier incarnation did is over: a failure of the new one does not undo it.
-    last = await backend.io(_last_claim, engine.store, existing)
+    over = await backend.io(committed.everything, engine.store, existing)
     return await _take(
         engine,
         existing,
@@ -140,8 +138,8 @@ async def _reenter(
         RunEvent.REOPEN,
         backend,
         generation=existing.generation + 1,
-        committed_seq=last,
         output=None,
+        **over,
     )
 
 
@@ -156,10 +154,6 @@ async def _take(
     if await _commit_held(engine, RunChange(after, audit, existing.version), backend):
         return Entered(record=after, previous=existing, resumed=True)
     return None
-
-
-def _last_claim(store: Store, run: RunRecord) -> int:
-    return max((call.claim_seq for call in family(store, run)), default=run.committed_seq)
 
 
 def check_known(run: RunRecord) -> None:
@@ -263,6 +257,7 @@ def rollback_of(
     return Rollback(
         engine.store, run, judge=engine.judge, find=engine.find_compensation, tracer=engine.tracer, parent=span,
         backend=backend, again=again, lock=lock,
+        undone_late=lambda step: close_if_undone(engine.store, engine.store.get_run(step.namespace, step.run_id)),
     )  # fmt: skip
 
 
@@ -301,6 +296,10 @@ async def _roll_back(
     await _close_children(engine, run, complete=report.complete, backend=backend)
     event = RunEvent.COMPENSATED if report.complete else RunEvent.PARTIALLY_COMPENSATED
     run = await move(engine, run, event if steps.happened else RunEvent.FAIL, backend, synced=True)
+    if report.unfinished:  # it may have ended meanwhile
+        await backend.io(close_if_undone, engine.store, run)
+        now = await backend.io(engine.store.get_run, run.namespace, run.id)
+        run = run if now is None else now
     return run, report
 
 
@@ -375,8 +374,8 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend, 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:
     for child in await backend.io(engine.store.children_of, run.namespace, run.id):
         await _close_children(engine, child, complete=complete, backend=backend)
-        if child.state in _CLOSED_WITH_ITS_OUTER_RUN:
-            child = await move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason="outer run")
+        if child.state in CLOSED_WITH_OUTER:
+            child = await move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason=WITH_OUTER)
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
             await move(engine, child, event, backend, synced=False)
         elif complete:
@@ -384,7 +383,7 @@ async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, bac
 
 
 def close_if_undone(store: Store, run: RunRecord | None) -> None:
-    """A run that was not wholly undone is ``compensated`` once somebody has undone by hand what was left.
+    """A run that was not wholly undone is ``compensated`` once what was left is undone: by hand, or late.
 
     So are the runs it is nested in, if nothing else is left of them.
     """
@@ -393,7 +392,7 @@ def close_if_undone(store: Store, run: RunRecord | None) -> None:
         if steps.undoable or steps.not_compensable or steps.unresolved:
             return
         started, first = transitions.move_run(run, RunEvent.COMPENSATE, now_us(), owner=owner.NOBODY)
-        ended, second = transitions.move_run(started, RunEvent.COMPENSATED, now_us(), detail="undone by hand")
+        ended, second = transitions.move_run(started, RunEvent.COMPENSATED, now_us(), detail="what was left is undone")
         if not store.commit(
             [RunChange(started, first, run.version), RunChange(ended, second, started.version)], synced=True
         ):
@@ -419,9 +418,15 @@ async def _save(store: Store, change: RunChange, backend: Backend, *, synced: bo
         )
 
 
-async def commit(engine: Engine, run: RunRecord, *, backend: Backend) -> RunRecord:
-    """What was done so far is not undone by a later error."""
-    last = await backend.io(_last_claim, engine.store, run)
-    after, audit = transitions.move_run(run, RunEvent.COMMIT, now_us(), committed_seq=last)
+async def commit(engine: Engine, run: RunRecord, *, asked: Collection[str] | None, backend: Backend) -> RunRecord:
+    """What was done so far is not undone by a later error.
+
+    ``asked``: in a resumed run, the calls that were asked for so far; the ledger has more of the earlier incarnation.
+    """
+    if asked is None:
+        line = await backend.io(committed.everything, engine.store, run)
+    else:
+        line = await backend.io(committed.up_to_here, engine.store, run, asked)
+    after, audit = transitions.move_run(run, RunEvent.COMMIT, now_us(), **line)
     await _save(engine.store, RunChange(after, audit, run.version), backend, synced=True)
     return after

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sagaspan._checks import check_name, signature_of
 from sagaspan._compensation import Compensation, compensation_of, is_async_callable, name_of
 from sagaspan._probe import Probe, probe_of
 from sagaspan.exceptions import ConfigurationError
@@ -110,14 +111,15 @@ def tool_of(
     send: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Tool:
     """``function`` as a tool under ``policy``; raises ``ConfigurationError`` for anything declared wrongly."""
-    name = name or name_of(function)
+    name = name_of(function) if name is None else name
+    check_name("name", name)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"tool {name!r} is a generator: its effect would come after its claim was settled; return a list instead"
         )
-    signature = signature or _signature(function, name)
+    signature = signature or signature_of(function, f"tool {name!r}")
     parameters, context = _split(signature, context)
-    _check_policy(name, policy)
+    _check_policy(name, policy, function)
     if policy.defer and (hidden := sorted(context - INJECTED)):
         raise ConfigurationError(
             f"tool {name!r} has defer=True, so it is sent from its record, perhaps by another process, where nobody "
@@ -149,22 +151,17 @@ def tool_behind(function: Any) -> Tool | None:
     return tool if isinstance(tool, Tool) else None
 
 
-def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"tool {name!r} has no readable signature; wrap it in a def with named arguments"
-        ) from error
-
-
 def _split(signature: inspect.Signature, context: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     names = list(signature.parameters)
     hidden = context | (INJECTED & set(names)) | ({names[0]} & {"self", "cls"} if names else set())
     return tuple(name for name in names if name not in hidden), frozenset(hidden)
 
 
-def _check_policy(name: str, policy: Policy) -> None:
+def _check_policy(name: str, policy: Policy, function: Callable[..., Any]) -> None:
+    if policy.compensate is not None and (policy.compensate == name or policy.compensate is function):
+        raise ConfigurationError(
+            f"tool {name!r} is to compensate itself, which would do it once more; name the function that undoes it"
+        )
     if policy.effect == "irreversible" and policy.approve is None and not policy.defer:
         raise ConfigurationError(
             f"tool {name!r} is irreversible: nothing can undo it, so it says defer=True to wait for the end of its "
@@ -176,6 +173,8 @@ def _check_policy(name: str, policy: Policy) -> None:
         raise ConfigurationError(f"tool {name!r} has effect={policy.effect!r} and compensate=: one of them is wrong")
     if policy.empty_safe and policy.compensate is None:
         raise ConfigurationError(f"tool {name!r} has empty_safe=True but no compensate= that it could be said of")
+    if policy.expect is not None and policy.compensate is None:
+        raise ConfigurationError(f"tool {name!r} has expect= but no compensate= before which it could be asked")
     if policy.lock_wait is not None and policy.lock is None:
         raise ConfigurationError(f"tool {name!r} has lock_wait= but no lock= to wait for; say which lock it takes")
 
@@ -185,8 +184,16 @@ def _compensation(policy: Policy, parameters: tuple[str, ...], where: str) -> Co
         return None
     behind = tool_behind(policy.compensate)
     function = behind.function if behind else policy.compensate
-    name = behind.name if behind else None
-    return compensation_of(function, parameters, where=where, name=name, empty_safe=policy.empty_safe)
+    return compensation_of(
+        function, parameters, where=where, name=behind.name if behind else None, empty_safe=policy.empty_safe,
+        expect=expectation(policy), timeout=behind.policy.timeout if behind else None,
+    )  # fmt: skip
+
+
+def expectation(policy: Policy) -> Callable[..., Any] | None:
+    """The function that is asked before a call is undone."""
+    behind = tool_behind(policy.expect)
+    return behind.function if behind else policy.expect
 
 
 def _probe(policy: Policy, parameters: tuple[str, ...], where: str) -> Probe | None:
@@ -209,7 +216,7 @@ def _expression(
         return expression
     if is_async_callable(value):
         raise ConfigurationError(f"{where}: its {field} function is async, but it is called without a loop; use def")
-    unknown = [name for name in inspect.signature(value).parameters if name not in parameters]
+    unknown = [name for name in signature_of(value, f"{where}: its {field}").parameters if name not in parameters]
     if unknown:
         raise ConfigurationError(
             f"{where}: nothing can fill the parameter {unknown[0]!r} of its {field} function; "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from enum import StrEnum
+from typing import Any, Final, TypeAlias, TypeVar
 
 from sagaspan._backends import ASYNCIO
+from sagaspan._checks import check_choice, check_count, check_name
 from sagaspan._clock import now_us
 from sagaspan._probe import NOT_GIVEN
-from sagaspan.exceptions import ResolutionError
+from sagaspan.exceptions import ConfigurationError, ResolutionError
 from sagaspan.ledger.families import outermost
 from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
@@ -42,14 +44,16 @@ class Runs:
         self._store = store
         self._namespace = namespace
 
-    def list(self, *, status: Sequence[RunState | str] = (), limit: int = 100, offset: int = 0) -> list[RunInfo]:
-        """Runs of the states ``status`` (empty: all), newest first, without their calls."""
-        states = [RunState(state) for state in status]
+    def list(self, *, status: Sequence[RunState | str] | str = (), limit: int = 100, offset: int = 0) -> list[RunInfo]:
+        """Runs of the state or states ``status`` (empty: all), newest first, without their calls."""
+        _check_page(limit, offset)
+        states = _states(RunState, status)
         found = self._store.list_runs(states=states, namespace=self._namespace, limit=limit, offset=offset)
         return [run_info(record) for record in found]
 
     def get(self, id: str) -> RunInfo | None:  # noqa: A002 - the contract's word
         """The run ``id`` with its calls, or None."""
+        check_name("id", id)
         found = self._store.match_runs(id, namespace=self._namespace)
         return next((self.complete(record) for record in found if record.id == id), None)
 
@@ -69,16 +73,17 @@ class Calls:
     def list(
         self,
         *,
-        status: Sequence[CallState | str] = (),
+        status: Sequence[CallState | str] | str = (),
         open: bool = True,  # noqa: A002 - as it reads
         limit: int = 100,
         offset: int = 0,
     ) -> list[CallInfo]:
         """Calls of the states ``status``, newest first; without it those that are not settled (``open=False``: all)."""
+        _check_page(limit, offset)
         if open and not status:
             found = self._store.open_calls(limit + offset, namespace=self._namespace)[offset:]
         else:
-            states = [CallState(state) for state in status]
+            states = _states(CallState, status)
             found = self._store.list_calls(states=states, namespace=self._namespace, limit=limit, offset=offset)
         return [call_info(record) for record in found]
 
@@ -129,6 +134,8 @@ class Calls:
         undone but for it is ``compensated``. Raises
         ``ResolutionError`` if the decision does not fit the call as it is now, or ``StoreError``.
         """
+        if not str(note or "").strip():
+            raise ConfigurationError(f"note={note!r} is empty; write how you know, for whoever asks later")
         record = self._store.get_call(id)
         if record is None:
             raise ResolutionError(f"there is no call {id!r}; see: sagaspan calls list")
@@ -181,6 +188,22 @@ def _lost_first(store: Store, record: CallRecord) -> tuple[list[CallChange], Cal
         )
     lost, audit = move_call(record, CallEvent.LOSE, now_us(), detail=LOST[verdict])
     return [CallChange(lost, audit, record.version)], lost
+
+
+S = TypeVar("S", bound=StrEnum)
+
+
+def _states(kind: type[S], status: Sequence[str] | str) -> list[S]:
+    """The states of these names; raises ``ConfigurationError``."""
+    wanted = [status] if isinstance(status, str) else status
+    for state in wanted:
+        check_choice("status", str(state), [known.value for known in kind])
+    return [kind(state) for state in wanted]
+
+
+def _check_page(limit: int, offset: int) -> None:
+    check_count("limit", limit, least=1)
+    check_count("offset", offset)
 
 
 def _resolution(outcome: Resolution | str) -> Resolution:

@@ -30,7 +30,7 @@ class Unencodable(ValueError):
     """``path`` of the first value that has no encoding, and its ``kind``."""
 
     def __init__(self, path: str, kind: str) -> None:
-        super().__init__(f"{path or 'the value'} is a {kind}, which cannot be recorded")
+        super().__init__(f"{path or 'the value'} is of the type {kind}, which cannot be recorded")
         self.path = path
         self.kind = kind
 

@@ -9,20 +9,35 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from sagaspan._checks import check_mapping, described
 from sagaspan._declared import DeclaredModel
 from sagaspan.exceptions import ConfigurationError
 
 Effect = Literal["read", "idempotent", "write", "irreversible"]
 Repeat = Literal["dedupe", "ask", "new"]
 Outcome = Literal["failed", "unknown"]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Settle = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# A field's description is what its error says that it takes.
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number of seconds above 0")]
+Settle = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number of seconds from 0 on")]
+Flag = Annotated[bool, Field(description="True or False")]
+
+
+def _as_types(value: Any) -> Any:
+    """One type or a list of them will do where several can be named."""
+    return (value,) if isinstance(value, type) else tuple(value) if isinstance(value, list) else value
+
+
+Types = Annotated[
+    tuple[type[BaseException], ...],
+    BeforeValidator(_as_types),
+    Field(description="an exception type, or several of them in a tuple"),
+]
 
 
 class Retry(DeclaredModel):
@@ -32,12 +47,12 @@ class Retry(DeclaredModel):
     and idempotent tools ``on`` narrows what is repeated (empty: every ``Exception``).
     """
 
-    attempts: Annotated[int, Field(ge=1)] = 1
-    initial_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    backoff_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
-    max_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
-    jitter: bool = True
-    on: tuple[type[BaseException], ...] = ()
+    attempts: Annotated[int, Field(ge=1, description="a whole number from 1 on")] = 1
+    initial_delay: Settle = 1.0
+    backoff_factor: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number from 1 on")] = 2.0
+    max_delay: Settle = 60.0
+    jitter: Flag = True
+    on: Types = ()
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
         """Seconds to wait after failed attempt number ``attempt`` (1 is the first); full jitter over ``random()``."""
@@ -46,6 +61,12 @@ class Retry(DeclaredModel):
         except OverflowError:
             longest = self.max_delay
         return longest * random() if self.jitter else longest
+
+
+Function = Callable[..., Any]
+Name = Annotated[str, Field(min_length=1)]
+_FROM_ARGUMENTS = Field(description="a CEL expression over the arguments, or a function of them")
+_RETRY = "a Retry, or a number of attempts from 1 on"
 
 
 def _as_retry(value: Any) -> Any:
@@ -80,6 +101,8 @@ class Policy(DeclaredModel):
                     happened
     ``defer``       the call is only scheduled, and sent when its run completes (or at ``run.commit()``); a run that
                     fails drops it. It is a write unless ``effect`` says otherwise
+    ``expect``      function asked before a call is undone: True says that the world is as the call left it, so that
+                    undoing overwrites nothing else. Anything else leaves the call to a person
     ``lock``        semantic locks: CEL over the arguments, or a function of them, that gives a name or a list of names;
                     the run (outside one: the call) holds them until it is over
     ``lock_wait``   seconds to wait for a lock that another one holds (0: ``LockConflict`` at once)
@@ -89,35 +112,32 @@ class Policy(DeclaredModel):
     Raises ``ConfigurationError`` for an unknown field or a value of the wrong type.
     """
 
-    effect: Effect | None = None
-    compensate: str | Callable[..., Any] | None = None
-    approve: Literal[False] | None = None
-    key: str | Callable[..., Any] | None = None
-    repeat: Repeat | None = None
-    retry: Annotated[Retry | None, BeforeValidator(_as_retry)] = None
+    effect: Annotated[Effect | None, Field(description="'read', 'idempotent', 'write' or 'irreversible'")] = None
+    compensate: Annotated[Function | Name | None, Field(description="a function, or the name of a tool")] = None
+    approve: Annotated[Literal[False] | None, Field(description="only False for now: nobody can be asked yet")] = None
+    key: Annotated[Function | Name | None, _FROM_ARGUMENTS] = None
+    repeat: Annotated[Repeat | None, Field(description="'dedupe', 'ask' or 'new'")] = None
+    retry: Annotated[Retry | None, BeforeValidator(_as_retry), Field(description=_RETRY)] = None
     timeout: Seconds | None = None
-    error_means: Outcome | Callable[[BaseException], Outcome] | None = None
-    not_applied: tuple[type[BaseException], ...] = ()
-    probe: Callable[..., Any] | None = None
+    error_means: Annotated[
+        Outcome | Callable[[BaseException], Outcome] | None,
+        Field(description="'failed', 'unknown', or a function of the exception that gives one of them"),
+    ] = None
+    not_applied: Types = ()
+    probe: Annotated[Function | None, Field(description="a function")] = None
     settle: Settle | None = None
     downstream_dedupes_for: Seconds | None = None
-    marks_sending: bool = False
-    defer: bool = False
-    lock: str | Callable[..., Any] | None = None
+    marks_sending: Flag = False
+    defer: Flag = False
+    lock: Annotated[Function | Name | None, _FROM_ARGUMENTS] = None
     lock_wait: Settle | None = None
-    critical: bool | None = None
-    empty_safe: bool = False
-
-    def replace(self, **fields: Any) -> Self:
-        """A copy with ``fields`` changed, validated like a new one."""
-        return type(self)(**{**self._decided(), **fields})
+    critical: Flag | None = None
+    empty_safe: Flag = False
+    expect: Annotated[Function | None, Field(description="a function")] = None
 
     def over(self, base: Policy) -> Policy:
         """This policy's decided fields over those of ``base``."""
         return Policy(**{**base._decided(), **self._decided()}) if self.model_fields_set else base
-
-    def _decided(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.model_fields_set}
 
     @property
     def declared_write(self) -> bool:
@@ -160,6 +180,11 @@ class PolicyBook:
 
     def __init__(self, policies: Policies | None, *, source: str) -> None:
         self.source = source
+        if policies is not None:
+            check_mapping(source, policies, "{'pay': Policy(effect='write')}")
+        for name in policies or ():
+            if not str(name).strip() or not isinstance(name, str):
+                raise ConfigurationError(f"{source} names a tool {name!r}; write its name, or a glob such as 'pay_*'")
         self._by_name = {name: _as_policy(name, policy, source) for name, policy in (policies or {}).items()}
 
     def for_tool(self, name: str) -> Policy:
@@ -176,13 +201,24 @@ class PolicyBook:
         """The names that are not globs."""
         return [name for name in self._by_name if not _is_glob(name)]
 
+    def unused(self, tools: Collection[str]) -> Iterator[str]:
+        """For each name or glob that fits none of ``tools``, a sentence with the nearest of them."""
+        for name in self._by_name:
+            if not (any(fnmatch.fnmatchcase(tool, name) for tool in tools) if _is_glob(name) else name in tools):
+                yield f"{self.source} has a policy for {name!r}, but this guard has no such tool; {_near(name, tools)}"
+
     def check_names(self, tools: list[str], *, where: str) -> None:
         """Refuse a policy for a tool that ``where`` does not have; raises ``ConfigurationError`` with near names."""
         for name in self.names():
             if name not in tools:
-                near = difflib.get_close_matches(name, tools, n=3)
-                hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(sorted(tools)) or 'none'}"
-                raise ConfigurationError(f"{self.source} names the tool {name!r}, which {where} does not have; {hint}")
+                raise ConfigurationError(
+                    f"{self.source} names the tool {name!r}, which {where} does not have; {_near(name, tools)}"
+                )
+
+
+def _near(name: str, tools: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, tools, n=3)
+    return f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(sorted(tools)) or 'none'}"
 
 
 _UNDECIDED = Policy()
@@ -192,6 +228,11 @@ def load_policies(policies: Policies | str | Path | None) -> PolicyBook:
     """A book from a mapping or from the ``[tools.NAME]`` tables of a TOML file; raises ``ConfigurationError``."""
     if policies is None or isinstance(policies, Mapping):
         return PolicyBook(policies, source="policies")
+    if not isinstance(policies, str | Path):
+        raise ConfigurationError(
+            f"policies takes a dict such as {{'pay': Policy(effect='write')}}, or the path of a TOML file, not "
+            f"{described(policies)}"
+        )
     path = Path(policies)
     return PolicyBook(_tools_table(read_policy_file(path), path), source=str(path))
 
@@ -222,7 +263,7 @@ def _as_policy(name: str, policy: Policy | Mapping[str, Any], source: str) -> Po
     if isinstance(policy, Policy):
         return policy
     if not isinstance(policy, Mapping):
-        raise ConfigurationError(f"{source}: the policy of {name!r} is a {type(policy).__name__}, not a Policy")
+        raise ConfigurationError(f"{source}: the policy of {name!r} is {described(policy)}, not a Policy")
     try:
         return Policy(**policy)
     except ConfigurationError as error:

@@ -178,7 +178,7 @@ class TestWithTools:
         self, sagaspan: Sagaspan, app: Guard, done: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The others are undone; asked again, it is tried again."""
-        monkeypatch.setattr("sagaspan._rollback.PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr("sagaspan._rollback._LEAST_SECONDS", 60.0)  # no second attempt
         Path("closed").touch()
         answer = sagaspan("compensate", "done-1", "--app", "hotel", "--yes", "--json")
         assert (answer.code, len(answer.json["failed"])) == (4, 2)

@@ -139,6 +139,51 @@ def test_a_crash_at_every_step_of_a_rollback(worker: Worker, store_url: str, cra
     _check_audit(store_url)
 
 
+NESTED = (
+    CRASH_AT
+    + """
+def cancel(result):
+    effect(f"undo-{result}")
+@guard.tool(compensate=cancel)
+def book(name):
+    effect(f"book-{name}")
+    return name
+class Declined(Exception): ...
+if os.environ.get("CRASH") == "recover":
+    guard.recover()
+try:
+    with guard.run("trip", id="a", on_interrupt="hold"):
+        with guard.run("inner"):
+            book("flight")
+            book("hotel")
+        raise Declined
+except (Declined, RunClosed):
+    pass
+guard.close()
+print(commits, *(f"{run.name}-{run.status}" for run in guard.runs.list()))
+"""
+)
+NESTED_COMMITS = 15
+
+
+@pytest.mark.parametrize("crash", [f"{side} {n}" for n in range(8, NESTED_COMMITS + 1) for side in ("before", "after")])
+def test_a_crash_at_every_step_of_a_rollback_of_nested_runs(worker: Worker, store_url: str, crash: str) -> None:
+    """Recovered anywhere, both runs end as without a crash, and their id is not free to do it all over again."""
+    died = worker.run(NESTED, CRASH=crash)
+    assert died.returncode == -9, died.stderr
+    again = worker.run(NESTED, CRASH="recover")
+    assert again.stdout.split()[1:] == ["inner-compensated", "trip-compensated"], again.stderr
+    for name in ("flight", "hotel"):
+        assert worker.effects.count(f"book-{name}") == 1
+        assert 1 <= worker.effects.count(f"undo-{name}") <= 2
+    _check_audit(store_url)
+
+
+def test_the_points_of_a_nested_rollback_are_all_there_are(worker: Worker) -> None:
+    """As above for nested runs."""
+    assert _words(worker.run(NESTED).stdout)[0] == str(NESTED_COMMITS)
+
+
 @pytest.mark.parametrize(("policy", "runs"), [
     ("effect='write'", 1), ("key='n'", 1), ("", 1), ("effect='read'", 2), ("effect='idempotent'", 2),
 ])  # fmt: skip

@@ -23,6 +23,7 @@ class Rule:
     tests: tuple[str, ...]
 
 
+_BACKENDS = "src/sagaspan/_backends.py"
 _LEDGER = "src/sagaspan/ledger/ledger.py"
 _ATTEMPTS = "src/sagaspan/ledger/attempts.py"
 _IN_DOUBT = "src/sagaspan/ledger/in_doubt.py"
@@ -59,6 +60,8 @@ _DEMANDS = "src/sagaspan/llm/demands.py"
 _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
 _SENDING = "tests/ledger/test_sending.py::"
+_BODIES = "tests/ledger/test_bodies.py::"
+_COMPENSATING = "tests/test_compensating.py::"
 _CRASHES = "tests/faults/test_crashes.py::"
 _FORKS = "tests/faults/test_forks.py::"
 _LEASE = "tests/faults/test_leases.py::"
@@ -69,6 +72,7 @@ _DEFERRED = "tests/test_deferred.py::"
 _DEFERRED_CRASHES = "tests/faults/test_deferred.py::"
 _LOCKS = "tests/ledger/test_locks.py::"
 _EMPTY = "tests/test_empty_safe.py::"
+_EXPECT = "tests/test_expect.py::"
 
 _LOOPS_TESTS = "tests/test_loops.py::"
 _TARIFFS = "tests/llm/test_tariff.py::"
@@ -356,8 +360,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(g) 2",
         rule="A timeout is unknown, not failed.",
         file=_ATTEMPTS,
-        old="        return Ended(state=CallState.UNKNOWN, error=_timed_out(call))",
-        new="        return Ended(state=CallState.FAILED, error=_timed_out(call))",
+        old="        return Ended(state=CallState.UNKNOWN, error=error, given_up=running.watched)",
+        new="        return Ended(state=CallState.FAILED, error=error, given_up=running.watched)",
         tests=(_RUNS + "test_a_timeout_and_its_late_result",),
     ),
     Rule(
@@ -686,6 +690,38 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     # -- sagas (rule book (b)) ------------------------------------------------------------------------------------
     Rule(
+        section="(b) 5",
+        rule="A compensation that its caller gave up goes on: nobody starts a second one meanwhile.",
+        file=_ROLLBACK,
+        old="        if record.state is CallState.RUNNING and not ended.given_up:",
+        new="        if record.state is CallState.RUNNING:",
+        tests=(_COMPENSATING + "test_no_second_one_is_started_while_the_first_still_runs",),
+    ),
+    Rule(
+        section="(b) 5",
+        rule="The late end of a compensation is evidence, and closes the run that waited only for it.",
+        file=_ROLLBACK,
+        old="                self._undone_late(after)",
+        new="                pass",
+        tests=(_COMPENSATING + "test_the_caller_does_not_wait_for_ever",),
+    ),
+    Rule(
+        section="(b) 11",
+        rule="Ctrl-C in a compensation stops the rollback, and is no failure of that step alone.",
+        file=_ROLLBACK,
+        old="        if ended.error is not None and stops_everything(ended.error):",
+        new="        if False:",
+        tests=(_COMPENSATING + "test_a_second_interrupt_leaves_the_rest_to_recovery",),
+    ),
+    Rule(
+        section="(g) 3",
+        rule="A body that swallows its cancellation does not keep its caller.",
+        file=_BACKENDS,
+        old="            task.cancel()\n            await asyncio.wait([task], timeout=CANCEL_SECONDS)\n    except",
+        new="            task.cancel()\n            await asyncio.wait([task])\n    except",
+        tests=(_BODIES + "test_a_body_that_swallows_its_cancellation_is_given_up",),
+    ),
+    Rule(
         section="(b) 1",
         rule="What undoes a call is registered with its claim, before its action.",
         file=_LEDGER,
@@ -779,9 +815,25 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 4",
         rule="What was committed is not undone by a later error.",
         file=_ROLLBACK,
-        old="call.place > run.committed_seq]",
-        new="call.place > 0]",
+        old="[call for call in everything if not is_committed(run, call)]",
+        new="everything",
         tests=(_RUNS + "test_commit_protects_what_was_done",),
+    ),
+    Rule(
+        section="(b) 4",
+        rule="A commit that a resume passes again does not cover what came after it.",
+        file=_RUN,
+        old="        asked = frozenset(self._asked) if self.resumed else None\n",
+        new="        asked = None\n",
+        tests=(_RUNS + "test_a_commit_that_is_passed_again_draws_its_line_at_the_same_place",),
+    ),
+    Rule(
+        section="(b) 9",
+        rule="A rollback of nested runs that died ends as it would have.",
+        file=_ROLLBACK,
+        old="    return inner is not None and (inner.state in CLOSED_WITH_OUTER or inner.reason == WITH_OUTER)",
+        new="    return False",
+        tests=(_CRASHES + "test_a_crash_at_every_step_of_a_rollback_of_nested_runs",),
     ),
     Rule(
         section="(b) 4",
@@ -843,8 +895,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 5",
         rule="An undo that fails does not stop the older ones.",
         file=_ROLLBACK,
-        old="            (undone if after.state is CallState.COMPENSATED else failed).append(call_info(after))\n",
-        new="            (undone if after.state is CallState.COMPENSATED else failed).append(call_info(after))\n            if failed:\n                break\n",
+        old="            (undone if step.state is CallState.COMPENSATED else failed).append(call_info(step))\n",
+        new="            (undone if step.state is CallState.COMPENSATED else failed).append(call_info(step))\n            if failed:\n                break\n",
         tests=(_RUNS + "test_a_compensation_that_fails_does_not_stop_the_others",),
     ),
     Rule(
@@ -883,7 +935,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 10",
         rule="A compensation that is not registered is queued, with all that is older.",
         file=_ROLLBACK,
-        old="                queued = tuple(map(call_info, steps[number:]))\n                return Undone(undone=tuple(undone), failed=tuple(failed), queued=queued)\n",
+        old="                queued = tuple(map(call_info, steps[number:]))\n                return Undone(undone=tuple(undone), failed=tuple(failed), unfinished=tuple(unfinished), queued=queued)\n",
         new="                continue\n",
         tests=(_RUNS + "test_a_rollback_waits_for_a_process_that_has_the_handler",),
     ),
@@ -1041,6 +1093,49 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_EMPTY + "test_a_body_that_does_not_end_holds_the_run",),
     ),
     Rule(
+        section="(b) 12",
+        rule="What somebody else has changed since is not overwritten by an undo.",
+        file=_ROLLBACK,
+        old='        return None if said is True else f"says',
+        new='        return None if said is not None else f"says',
+        tests=(
+            _EXPECT + "test_what_somebody_changed_since_is_not_overwritten",
+            _EXPECT + "test_killed_while_it_was_undone",
+        ),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="Only True permits an undo that expects something.",
+        file=_ROLLBACK,
+        old='        return None if said is True else f"says',
+        new='        return None if said else f"says',
+        tests=(_EXPECT + "test_anything_else_is_no_yes",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="An expectation that fails forbids the undo.",
+        file=_ROLLBACK,
+        old="            return f\"could not say: {type(error).__name__}: {spans.error_message(error) or ''}\"\n",
+        new="            return None\n",
+        tests=(_EXPECT + "test_anything_else_is_no_yes",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="What is left to a person because the world changed is not tried again by itself.",
+        file="src/sagaspan/_retries.py",
+        old="    if step.error_type == WORLD_CHANGED:",
+        new="    if False:",
+        tests=(_EXPECT + "test_recovery_does_not_ask_again",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="A process that does not know what to expect does not undo.",
+        file=_ENGINE,
+        old="        return None if found is None or (call.expect is not None and found.expect is None) else found\n",
+        new="        return found\n",
+        tests=(_EXPECT + "test_without_the_expectation_it_waits_for_a_process_that_has_it",),
+    ),
+    Rule(
         section="(b) 2",
         rule="The probe of what is undone in doubt is asked by whoever undoes it.",
         file=_SAGA,
@@ -1101,7 +1196,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 3",
         rule="A reopened run undoes only what it did itself.",
         file=_SAGA,
-        old="        committed_seq=last,\n        output=None,\n",
+        old="        output=None,\n        **over,\n",
         new="        output=None,\n",
         tests=(_RUNS + "test_a_reopened_run_undoes_only_what_it_did_itself",),
     ),
@@ -1189,9 +1284,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 7",
         rule="What commit() sent is not undone by a later error.",
-        file=_ROLLBACK,
-        old="call.place > run.committed_seq]",
-        new="call.claim_seq > run.committed_seq]",
+        file="src/sagaspan/ledger/committed.py",
+        old="    return call.place <= run.committed_seq and",
+        new="    return call.claim_seq <= run.committed_seq and",
         tests=(_DEFERRED + "test_a_commit_sends_what_was_scheduled_so_far",),
     ),
     Rule(

@@ -26,6 +26,7 @@ _COMMANDS = {
     "recover": ("recover", "Go on after processes that died: hold or undo their runs, finish their rollbacks."),
     "traces": ("traces", "The spans of it: list, show."),
     "sql": ("sql", "SQL over the exported traces."),
+    "prune": ("prune", "Forget runs and calls that were settled long ago."),
     "doctor": ("doctor", "What is installed, where everything is, and whether it is well."),
 }
 

@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg] # generic only in the newest click
+    """A time like ``90s``, ``10m``, ``2h`` or ``90d``, as seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds of what was typed."""
+        from sagaspan._durations import seconds_of
+
+        try:
+            return seconds_of(value) if isinstance(value, str) else float(value)
+        except ValueError:
+            self.fail(f"{value} is no time; write for example 90s, 10m, 2h or 1d", param, ctx)
+
+
 class NotFound(click.ClickException):
     """Nothing of that name, or more than one thing: ``matches`` are (kind, id, what)."""
 

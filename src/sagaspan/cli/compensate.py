@@ -175,7 +175,7 @@ class _Work:
         now = self._engine.store.get_run(self._run.namespace, self._run.id) or self._run
         return {
             "run": now.id, "namespace": now.namespace, "status": now.state, "dry_run": dry_run,
-            "undone": report.undone, "failed": report.failed, "queued": report.queued,
+            "undone": report.undone, "failed": report.failed, "unfinished": report.unfinished, "queued": report.queued,
             "not_compensable": report.not_compensable, "undeclared": report.undeclared,
             "next": self._next(report, dry_run=dry_run),
         }  # fmt: skip
@@ -183,8 +183,10 @@ class _Work:
     def _say_report(self, report: Undone) -> None:
         if report.undone:
             say(f"Undone: {_names(report.undone)}.", "green")
+        running = {step.id for step in report.unfinished}
         for step in report.failed:
-            say(f"NOT undone: {visible(step.tool)} {short(step.args)}: its compensation failed", "bold red")
+            how = "still runs, and how it ends is recorded" if step.id in running else "failed"
+            say(f"NOT undone: {visible(step.tool)} {short(step.args)}: its compensation {how}", "bold red")
         if report.queued:
             say(f"Queued: {_names(report.queued)}. {self._lacking(report)} waits for a process that has it.", "magenta")
         now = self._engine.store.get_run(self._run.namespace, self._run.id) or self._run

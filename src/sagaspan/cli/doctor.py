@@ -37,7 +37,7 @@ class Finding:
 @click.pass_context
 def doctor(context: click.Context, settings: Settings) -> None:
     """What is installed, where everything is, and whether it is well; exit 1 on a problem."""
-    findings = [*_installed(), *_adapters(), *_ledger(settings), *_traces(settings), *_environment()]
+    findings = [*_installed(), *_adapters(), *_ledger(settings), *_traces(settings), *_environment(), *_app(settings)]
     if settings.as_json:
         emit_json(findings)
     else:
@@ -95,6 +95,16 @@ def _traces(settings: Settings) -> Iterator[Finding]:
     exposed = [path for path in (folder, *files) if path.stat().st_mode & 0o077]
     if exposed:
         yield Finding(what="traces", state="problem", found=f"others can read {exposed[0]}; chmod -R go= {folder}")
+
+
+def _app(settings: Settings) -> Iterator[Finding]:
+    """The user's guard, if one is named: whether it loads, and policies that are for nothing."""
+    guard = settings.load_guard()
+    if guard is None:
+        return
+    named = guard.unused_policies()
+    yield Finding(what="app", state="ok", found=f"{settings.app_named}, {len(guard.tool_names)} tools")
+    yield from (Finding(what="policy", state="note", found=sentence) for sentence in named)
 
 
 def _environment() -> Iterator[Finding]:

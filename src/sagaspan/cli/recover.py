@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sagaspan.cli._options import DONE, NEEDS_PERSON, Settings, common_options, pass_settings
+from sagaspan.cli._options import DONE, NEEDS_PERSON, Duration, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_line, say, visible
 from sagaspan.ledger.records import CallState
 
@@ -32,7 +32,7 @@ _COUNTED: Final = {"alone": "calls by themselves"}
 @click.command()
 @click.option("--watch", is_flag=True, help="Go on until SIGINT or SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@click.option("--older-than", metavar="TIME", help="Only what gave no sign of life for so long, e.g. 90s, 10m, 2h.")
+@click.option("--older-than", type=Duration(), help="Only what gave no sign of life for so long, e.g. 90s, 10m, 2h.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many runs (with --watch: a round).")
 @click.option(
     "--interval", default=10.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Of --watch: seconds."
@@ -45,7 +45,7 @@ def recover(
     settings: Settings,
     watch: bool,
     dry_run: bool,
-    older_than: str | None,
+    older_than: float | None,
     limit: int | None,
     interval: float,
 ) -> None:
@@ -54,7 +54,7 @@ def recover(
     Undoing runs your tools, so name your guard with --app; without it such work is only listed. Exit code 4 if
     something needs a person.
     """
-    work = _Work(settings, older_than=_seconds(older_than), limit=limit, dry_run=dry_run)
+    work = _Work(settings, older_than=older_than, limit=limit, dry_run=dry_run)
     context.exit(work.watch(interval) if watch else work.once())
 
 
@@ -163,13 +163,3 @@ def _missing(run: RunInfo) -> set[str]:
     if run.completing:
         return {call.tool for call in run.calls if call.state in _NOT_SENT}
     return {call.compensate for call in run.calls if call.compensate is not None}
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
-    try:
-        return float(text[:-1] if unit else text) * (unit or 1)
-    except ValueError:
-        raise click.UsageError(f"--older-than {text} is no time; write for example 90s, 10m, 2h or 1d") from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import random
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -24,8 +26,8 @@ from sagaspan._context import call_in_force
 from sagaspan._outcome import outcome_of
 from sagaspan._tool import INJECTED
 from sagaspan.exceptions import ApprovalPending, ConfigurationError, OutcomeUnknown, ToolTimeout
-from sagaspan.ledger.records import CallState
-from sagaspan.policy import Policy, Retry
+from sagaspan.ledger.records import CallState, Phase
+from sagaspan.policy import Retry
 
 _log = logging.getLogger("sagaspan")
 
@@ -41,12 +43,84 @@ Gone = Callable[[], None]
 SaveMark = Callable[[], None]
 """Records that the request is sent next; raises if it must not be."""
 
-_Ending = Callable[["Future[Any]"], None]
-
 
 def body_token(call_id: str) -> str:
     """What this process holds while a body of this call runs, also one that nobody waits for any more."""
     return f"body:{call_id}"
+
+
+def watch_token(call_id: str) -> str:
+    """What this process holds from when nobody waits for a body any more until its end is recorded."""
+    return f"watch:{call_id}"
+
+
+class _Running:
+    """One attempt's body: whether it runs, and whom its end is told when nobody waits for it any more.
+
+    It counts as running from before its first statement, since it may be given up before that.
+    """
+
+    __slots__ = ("_call_id", "_gone", "_held", "_late", "watched")
+
+    def __init__(self, call_id: str, late: Late, gone: Gone) -> None:
+        self._call_id = call_id
+        self._late = late
+        self._gone = gone
+        self._held = True
+        self.watched = False
+        owner.hold(body_token(call_id))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.over()
+
+    def over(self) -> None:
+        """It does not run any more, or never will."""
+        if self._held:
+            self._held = False
+            owner.drop(body_token(self._call_id))
+
+    def given_up(self) -> None:
+        """From now on its end is evidence."""
+        self.watched = True
+        owner.hold(watch_token(self._call_id))
+
+    def ended(self, body: Future[Any] | asyncio.Future[Any]) -> None:
+        """It ended after it was given up: that is recorded, and then over."""
+        try:
+            self.over()
+            if not body.cancelled() and body.exception() is None:
+                self._late(body.result())
+            else:
+                self._gone()
+        finally:
+            owner.drop(watch_token(self._call_id))
+
+
+class UntilSettled:
+    """Keeps what comes late until the call that it belongs to is settled."""
+
+    __slots__ = ("_kept", "_lock")
+
+    def __init__(self) -> None:
+        self._kept: list[Callable[[], None]] | None = []
+        self._lock = threading.Lock()
+
+    def keep(self, step: Callable[[], None]) -> bool:
+        """Keep ``step`` until the call is settled; False if it is."""
+        with self._lock:
+            if self._kept is None:
+                return False
+            self._kept.append(step)
+            return True
+
+    def settled(self) -> list[Callable[[], None]]:
+        """What was kept; from now on nothing is."""
+        with self._lock:
+            kept, self._kept = self._kept or [], None
+        return kept
 
 
 class _Mark:
@@ -79,12 +153,16 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the body ended: ``state`` is done, failed or unknown; ``suspended`` if it only asked to be called again."""
+    """How the body ended: ``state`` is done, failed or unknown; ``suspended`` if it only asked to be called again.
+
+    ``given_up``: it has not ended when this was said; how it does is told to ``late`` or ``gone``.
+    """
 
     state: CallState
     value: Any = None
     error: BaseException | None = None
     suspended: bool = False
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,18 +183,19 @@ async def run_attempts(
     gone: Gone = lambda: None,
     save_mark: SaveMark | None = None,
     history: History | None = None,
+    timeout: Callable[[], float | None] | None = None,
 ) -> Ended:
-    """Run the body of ``call`` until it is done, or may not be repeated."""
+    """Run the body of ``call`` until it is done, or may not be repeated; ``timeout`` is that of the next attempt."""
     history = history or History(first_us=now_us())
-    ending = _evidence(late, gone)
+    timeout = timeout or (lambda: call.tool.policy.timeout)
     watch = _AttemptSpans(call) if retry.attempts > 1 and call.span.is_recording() else None
     may_have_applied = history.in_doubt
     number = 1
     while True:
-        ended = await _marked_attempt(call, ending, save_mark)
+        ended = await _marked_attempt(call, _Running(call.id, late, gone), save_mark, timeout())
         may_have_applied = may_have_applied or ended.state is CallState.UNKNOWN
         again = number < retry.attempts and _may_repeat(
-            ended, call.tool.policy, retry, in_doubt=may_have_applied, first_us=history.first_us
+            ended, call, retry, in_doubt=may_have_applied, first_us=history.first_us
         )
         delay = retry.delay(number, random.random) if again else 0.0
         if watch is not None:
@@ -133,12 +212,12 @@ async def run_attempts(
             watch.started(delay)
 
 
-async def _marked_attempt(call: Call, ending: _Ending, save_mark: SaveMark | None) -> Ended:
+async def _marked_attempt(call: Call, running: _Running, save_mark: SaveMark | None, timeout: float | None) -> Ended:
     """One attempt; of a tool that marks its sending, one that left no mark provably sent nothing."""
     if save_mark is None or not call.tool.policy.marks_sending:
-        return await _attempt(call, ending)
+        return await _attempt(call, running, timeout)
     mark = _Mark(call, save_mark)
-    ended = await _attempt(replace(call, mark=mark), ending)
+    ended = await _attempt(replace(call, mark=mark), running, timeout)
     sent = mark.give_up()
     if not sent and ended.state is CallState.DONE:
         _log.error(
@@ -151,22 +230,30 @@ async def _marked_attempt(call: Call, ending: _Ending, save_mark: SaveMark | Non
     return ended
 
 
-async def _attempt(call: Call, ending: _Ending) -> Ended:
+async def _attempt(call: Call, running: _Running, timeout: float | None) -> Ended:
     handling = sys.exception()
-    policy = call.tool.policy
     try:
         value = await call.backend.run_body(
-            _body(call), is_async=call.tool.is_async, timeout=policy.timeout, late=ending
+            _body(call, running), is_async=call.tool.is_async, timeout=timeout, watch=running
         )
     except BodyTimeout:
-        return Ended(state=CallState.UNKNOWN, error=_timed_out(call))
-    except BaseException as error:  # noqa: BLE001 - it is raised again once the ledger knows
-        if isinstance(error, (ApprovalPending, *call.tool.suspends)):
-            return Ended(state=CallState.FAILED, error=error, suspended=True)
-        return Ended(state=CallState(outcome_of(error, policy, call.tool.module, handling)), error=error)
+        error: BaseException = _timed_out(call, timeout or 0.0)
+        return Ended(state=CallState.UNKNOWN, error=error, given_up=running.watched)
+    except BaseException as raised:  # noqa: BLE001 - it is raised again once the ledger knows
+        return _ended_by(raised, call, handling, given_up=running.watched)
+    finally:
+        if not running.watched:  # cancelled before its first statement, else it has said so itself
+            running.over()
     if inspect.isawaitable(value):
         return _never_awaited(call, value)
     return Ended(state=CallState.DONE, value=value)
+
+
+def _ended_by(error: BaseException, call: Call, handling: BaseException | None, *, given_up: bool) -> Ended:
+    if isinstance(error, (ApprovalPending, *call.tool.suspends)):
+        return Ended(state=CallState.FAILED, error=error, suspended=True)
+    state = CallState(outcome_of(error, call.tool.policy, call.tool.module, handling))
+    return Ended(state=state, error=error, given_up=given_up)
 
 
 def _never_awaited(call: Call, value: Any) -> Ended:
@@ -181,22 +268,20 @@ def _never_awaited(call: Call, value: Any) -> Ended:
     return Ended(state=CallState.FAILED if unstarted else CallState.UNKNOWN, error=error)
 
 
-def _body(call: Call) -> Callable[[], Any]:
+def _body(call: Call, running: _Running) -> Callable[[], Any]:
     """The body with everything it needs in force while it runs, and only then."""
     arguments = {**call.arguments, **_filled(call)}
     recording = call.span.is_recording()
-    token = body_token(call.id)
-    owner.hold(token)  # before it starts: it may be given up before its first statement
 
     def body() -> Any:
-        with call_in_force(call), owner.until_dropped(token):
+        with call_in_force(call), running:
             if not recording:
                 return call.invoke(arguments)
             with use_span(call.span, record_exception=False, set_status_on_exception=False):
                 return call.invoke(arguments)
 
     async def async_body() -> Any:
-        with call_in_force(call), owner.until_dropped(token):
+        with call_in_force(call), running:
             if not recording:
                 return await call.invoke(arguments)
             with use_span(call.span, record_exception=False, set_status_on_exception=False):
@@ -213,8 +298,10 @@ def _filled(call: Call) -> dict[str, Any]:
     return filled
 
 
-def _may_repeat(ended: Ended, policy: Policy, retry: Retry, *, in_doubt: bool, first_us: int) -> bool:
-    error = ended.error
+def _may_repeat(ended: Ended, call: Call, retry: Retry, *, in_doubt: bool, first_us: int) -> bool:
+    error, policy = ended.error, call.tool.policy
+    if ended.given_up and call.phase is Phase.COMPENSATION:  # two of them must not run at once
+        return False
     if ended.suspended or not isinstance(error, Exception) or isinstance(error, ConfigurationError):
         return False
     if retry.on:
@@ -229,25 +316,17 @@ def _truthful(ended: Ended, may_have_applied: bool) -> Ended:
     return ended
 
 
-def _timed_out(call: Call) -> ToolTimeout:
+def _timed_out(call: Call, seconds: float) -> ToolTimeout:
+    if call.phase is Phase.COMPENSATION:
+        return ToolTimeout(f"the compensation {call.tool.name!r} did not end within {seconds:.3g} s")
     if call.tool.policy.rerunnable:
-        return ToolTimeout(f"tool {call.tool.name!r} did not answer within {call.tool.policy.timeout:g} s")
+        return ToolTimeout(f"tool {call.tool.name!r} did not answer within {seconds:g} s")
     return ToolTimeout(
-        f"tool {call.tool.name!r} did not answer within {call.tool.policy.timeout:g} s; its effect may still "
+        f"tool {call.tool.name!r} did not answer within {seconds:g} s; its effect may still "
         "come, so it "
         f"is not repeated. Find out (sagaspan show {call.id}), then say so: sagaspan calls resolve {call.id} OUTCOME "
         "--note WHY"
     )
-
-
-def _evidence(late: Late, gone: Gone) -> _Ending:
-    def ended(future: Future[Any]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            late(future.result())
-        else:
-            gone()
-
-    return ended
 
 
 class _AttemptSpans:

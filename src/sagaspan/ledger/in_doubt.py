@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from sagaspan import _owner as owner
 from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._clock import new_id, now_us
-from sagaspan._context import nothing_in_force
 from sagaspan._probe import RESERVED, Answer, Probe, Unsure, answer_of
 from sagaspan.exceptions import NotApplied
-from sagaspan.ledger import resolution, transitions
+from sagaspan.ledger import looking, resolution, transitions
 from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.records import UNREADABLE, AuditRow, CallRecord, CallState, RunState, call_info
@@ -21,8 +20,6 @@ from sagaspan.ledger.store import CallChange, RunChange, Store
 from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 _log = logging.getLogger("sagaspan")
-PROBE_SECONDS: Final = 30.0
-"""How long a probe may take whose tool has no ``timeout``; one that takes longer cannot say."""
 
 
 def history(store: Store, record: CallRecord) -> list[AuditRow]:
@@ -61,24 +58,12 @@ async def resolve_in_doubt(
 
 
 async def _ask(probe: Probe, record: CallRecord, backend: Backend) -> Answer:
-    info, function = call_info(record), probe.function
+    info = call_info(record)
     if UNREADABLE in info.args and (probe.takes_all or probe.declared - set(RESERVED)):
         return Unsure("it asks for the arguments, which cannot be read in the ledger")
-    arguments = probe.arguments(info)
-
-    def body() -> Any:
-        with nothing_in_force():
-            return function(**arguments)
-
-    async def async_body() -> Any:
-        with nothing_in_force():
-            return await function(**arguments)
-
-    timeout = probe.timeout or PROBE_SECONDS
+    timeout, arguments = probe.timeout or looking.SECONDS, probe.arguments(info)
     try:
-        value = await backend.run_body(
-            async_body if probe.is_async else body, is_async=probe.is_async, timeout=timeout, late=lambda _: None
-        )
+        value = await looking.look(probe.function, arguments, is_async=probe.is_async, timeout=timeout, backend=backend)
     except NotApplied as answer:
         return answer
     except BodyTimeout:

@@ -7,7 +7,6 @@ or refused, by its state. Time alone never permits a second run; only evidence o
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -33,7 +32,7 @@ from sagaspan.exceptions import (
 )
 from sagaspan.keys import KeySource, idempotency_key
 from sagaspan.ledger import transitions
-from sagaspan.ledger.attempts import Ended, History, body_token, run_attempts
+from sagaspan.ledger.attempts import Ended, History, UntilSettled, body_token, run_attempts
 from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
     FindProbe,
@@ -517,33 +516,18 @@ class _Again:
     why: str | None = None
 
 
-class _Claim:
-    """The record in hand, which changes with every attempt; it keeps what comes late until it is settled.
+class _Claim(UntilSettled):
+    """The record in hand, which changes with every attempt.
 
     ``in_doubt``: an attempt before this claim may have applied, so a clean failure of this one proves nothing of it.
     """
 
-    __slots__ = ("_kept", "_lock", "in_doubt", "record")
+    __slots__ = ("in_doubt", "record")
 
     def __init__(self, record: CallRecord, *, in_doubt: bool = False) -> None:
+        super().__init__()
         self.record = record
         self.in_doubt = in_doubt
-        self._kept: list[Callable[[], None]] | None = []
-        self._lock = threading.Lock()
-
-    def keep(self, step: Callable[[], None]) -> bool:
-        """Keep ``step`` until the call is settled; False if it is."""
-        with self._lock:
-            if self._kept is None:
-                return False
-            self._kept.append(step)
-            return True
-
-    def settled(self) -> list[Callable[[], None]]:
-        """What was kept; from now on nothing is."""
-        with self._lock:
-            kept, self._kept = self._kept or [], None
-        return kept
 
 
 def new_record(call: Call) -> CallRecord:
@@ -569,6 +553,7 @@ def new_record(call: Call) -> CallRecord:
         arguments=call.encoded,
         compensate=None if compensation is None else compensation.name,
         empty_safe=policy.empty_safe,
+        expect=None if compensation is None or compensation.expect is None else compensation.expect.name,
         locks=_lock_names(call),
         tool_call_id=call.tool_call_id,
         owner=owner.this_process(),

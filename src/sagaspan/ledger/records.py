@@ -1,7 +1,7 @@
 """The ledger's frozen records: a run, a call, a lock, an audit row; and how users see them.
 
 Times are integer microseconds since the epoch (UTC) inside, aware ``datetime`` outside. ``arguments``, ``result``,
-``input`` and ``output`` are encoded texts (``sagaspan.codecs``), ``locks`` are names, one a line.
+``input`` and ``output`` are encoded texts (``sagaspan.codecs``), ``locks`` are names and ``ahead`` are ids, one a line.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class CallRecord:
     error_message: str | None = None
     compensate: str | None = None
     empty_safe: bool = False
+    expect: str | None = None
     locks: str | None = None
     tool_call_id: str | None = None
     owner: str
@@ -107,8 +108,9 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run: unique by (namespace, id). ``generation`` counts reopenings, ``committed_seq`` marks ``commit()``.
+    """One run: unique by (namespace, id). ``generation`` counts reopenings.
 
+    What was claimed up to ``committed_seq`` is committed, but for the calls ``ahead`` (``sagaspan.ledger.committed``).
     ``completing``: its block has ended well, for good; what is left is to send what was deferred.
     """
 
@@ -131,6 +133,7 @@ class RunRecord:
     generation: int = 0
     committed_seq: int = 0
     completing: bool = False
+    ahead: str | None = None
     owner: str
     epoch: int = 1
     version: int = 1

@@ -65,6 +65,31 @@ SAVED: Final = Commit()
 """All of it is saved."""
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A run with those nested in it, as it was looked at: it is forgotten only if it is still the same then."""
+
+    runs: tuple[RunRecord, ...]
+    calls: tuple[CallRecord, ...]
+
+    def versions_of(self, run: RunRecord) -> tuple[int, int]:
+        """How many calls one of the runs made itself, and the sum of their versions: any change makes others."""
+        versions = [call.version for call in self.calls if call.run_id == run.id]
+        return len(versions), sum(versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """How many rows are gone."""
+
+    runs: int = 0
+    calls: int = 0
+    audit_rows: int = 0
+
+    def __add__(self, other: Forgotten) -> Forgotten:
+        return Forgotten(self.runs + other.runs, self.calls + other.calls, self.audit_rows + other.audit_rows)
+
+
 class Store(Protocol):
     """Durable records; safe for any number of threads and processes."""
 
@@ -146,6 +171,39 @@ class Store(Protocol):
 
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
+
+    def old_runs(
+        self,
+        before_us: int,
+        *,
+        states: Sequence[RunState],
+        namespace: str | None,
+        after: RunRecord | None,
+        limit: int,
+    ) -> list[RunRecord]:
+        """Runs of some states made before ``before_us``, the oldest first, from ``after`` on."""
+
+    def calls_after(self, namespace: str, run_id: str, after: CallRecord | None, *, limit: int) -> list[CallRecord]:
+        """The calls of a run in the order of their first claims, from ``after`` on."""
+
+    def forget(self, families: Sequence[Family]) -> Forgotten:
+        """Delete runs with their calls, audit rows and locks in one transaction; those that have changed stay whole."""
+
+    def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
+        """Delete calls that are still at their versions, and their locks, in one transaction."""
+
+    def forget_audit(self, namespace: str, run_id: str, after: int, *, limit: int) -> tuple[int, int | None]:
+        """Delete audit rows of calls that are gone, among ``limit`` rows of a run from number ``after`` on.
+
+        Returns how many, and the number to go on from (None: that was all). The newest row of the ledger stays, so that
+        no number is given twice.
+        """
+
+    def spare_bytes(self) -> int | None:
+        """Room that deleted rows left behind and new ones use first; None if the store does not say."""
+
+    def compact(self) -> None:
+        """Give that room back to the disk; writers wait meanwhile."""
 
     def describe(self) -> dict[str, str | int]:
         """Facts for ``sagaspan doctor``: where, schema version, counts."""

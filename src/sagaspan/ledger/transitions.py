@@ -111,6 +111,8 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.COMPENSATION_FAILED, _E.COMPENSATE): _C.COMPENSATING,
     (_C.COMPENSATING, _E.COMPENSATION_SUCCEEDED): _C.COMPENSATED,
     (_C.COMPENSATING, _E.COMPENSATION_FAILED): _C.COMPENSATION_FAILED,
+    # Nobody waited for the compensation any more, and then it ended well after all.
+    (_C.COMPENSATION_FAILED, _E.COMPENSATION_SUCCEEDED): _C.COMPENSATED,
     # A business key is free again for another run once its call failed or was undone; the record stays.
     (_C.FAILED, _E.SUPERSEDE): _C.FAILED,
     (_C.REFUSED, _E.SUPERSEDE): _C.REFUSED,
@@ -167,6 +169,9 @@ RUN_ENDINGS: Final = frozenset(RunEvent) - {_V.OPEN, _V.RESUME, _V.REOPEN, _V.CO
 
 UNDONE_IN_DOUBT: Final = "it was undone while nobody knew whether it had happened"
 """Why a call that was undone has no result."""
+
+WORLD_CHANGED: Final = "world_changed"
+"""The ``error_type`` of a call that is not undone because it is no more as it left the world."""
 
 SUPERSEDED: Final = "superseded:"
 """How the scope of a record starts whose key another one took over."""
@@ -234,11 +239,13 @@ def start_undoing(
     record: CallRecord, now_us: int, *, detail: str | None = None, actor: str | None = None
 ) -> tuple[CallRecord, AuditRow]:
     """A step that is undone from here on; what is in doubt only if it is declared safe (``empty_safe``)."""
-    in_doubt = record.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN)
-    if not in_doubt:
-        return move_call(record, CallEvent.COMPENSATE, now_us, detail=detail, actor=actor)
-    event = CallEvent.COMPENSATE_IN_DOUBT
-    return move_call(record, event, now_us, detail=detail, actor=actor, result_lost=UNDONE_IN_DOUBT)
+    changes: dict[str, Any] = {}
+    if record.error_type == WORLD_CHANGED:
+        changes = {"error_type": None, "error_message": None}
+    event = CallEvent.COMPENSATE
+    if record.state in (CallState.UNKNOWN, CallState.NEEDS_HUMAN):
+        event, changes = CallEvent.COMPENSATE_IN_DOUBT, {"result_lost": UNDONE_IN_DOUBT}
+    return move_call(record, event, now_us, detail=detail, actor=actor, **changes)
 
 
 def superseded_key(record: CallRecord) -> tuple[str, str] | None:

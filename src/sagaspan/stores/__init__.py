@@ -14,20 +14,31 @@ Migrate = Literal["auto", "check"]
 Durability = Literal["normal", "full"]
 
 
-def connect(url: str, *, migrate: Migrate = "auto", durability: Durability = "normal", create: bool = True) -> Store:
+def connect(
+    url: str | Path, *, migrate: Migrate = "auto", durability: Durability = "normal", create: bool = True
+) -> Store:
     """The store of ``url``, opened at its first use; raises ``ConfigurationError`` for a URL it cannot read.
 
     ``migrate="check"`` refuses an older schema instead of migrating it; ``durability="full"`` syncs every commit;
     ``create=False`` (for reading) refuses a ledger that does not exist.
     """
+    if isinstance(url, Path):
+        raise ConfigurationError(f"the store {str(url)!r} is a path; write its URL: 'sqlite:///{url}'")
+    if not url.strip():
+        raise ConfigurationError("the store '' is empty; write its URL, or leave it out for the default")
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise ConfigurationError(f"the store {url!r} is not a URL; write for example sqlite:///ledger.db")
+        example = "ledger.db" if ":" in url else url
+        raise ConfigurationError(f"the store {url!r} is not a URL; write for example sqlite:///{example}")
     if scheme != "sqlite":
         raise ConfigurationError(f"the store {url!r} is of a kind this version does not know; it knows sqlite:///PATH")
     if not rest.startswith("/") or rest == "/":
         raise ConfigurationError(
             f"the store {url!r} has no path; sqlite:///ledger.db is relative, sqlite:////var/ledger.db absolute"
+        )
+    if rest == "/:memory:":
+        raise ConfigurationError(
+            "a ledger in memory would forget everything with its process; name a file, such as sqlite:///ledger.db"
         )
     from sagaspan.stores.sqlite import SqliteStore
 

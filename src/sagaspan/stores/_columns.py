@@ -21,7 +21,8 @@ _CALL_CONSTANTS: Final = frozenset(
     {"id", "namespace", "tool", "key_source", "generation", "idempotency_key", "fingerprint",
      "run_id", "parent_id", "phase",
      "compensates",
-     "effect", "declared_write", "arguments", "compensate", "empty_safe", "tool_call_id", "created_us", "claim_seq"}
+     "effect", "declared_write", "arguments", "compensate", "empty_safe", "expect", "tool_call_id", "created_us",
+     "claim_seq"}
 )  # fmt: skip
 _RUN_CONSTANTS: Final = frozenset(
     {"namespace", "id", "name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input",

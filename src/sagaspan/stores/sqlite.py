@@ -21,7 +21,7 @@ from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
-from sagaspan.ledger.store import SAVED, CallChange, Change, Commit, LockChange, RunChange
+from sagaspan.ledger.store import SAVED, CallChange, Change, Commit, Family, Forgotten, LockChange, RunChange
 from sagaspan.stores import _columns as columns
 from sagaspan.stores._migrate import current_version, migrate, migrations
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
@@ -144,6 +144,9 @@ delete from owners
    and owner not in (select owner from runs where state in ('running', 'compensating'))
    and owner not in (select owner from calls where {_OPEN} and state = 'running')
 """  # noqa: S608
+_NOT_THE_NEWEST: Final = "seq < (select max(seq) from audit)"
+"""SQLite would give the number of the last row again, and the order of claims goes by these numbers."""
+
 _CLAIM_SEQ: Final = columns.CALL_COLUMNS.index("claim_seq")
 
 
@@ -382,6 +385,76 @@ class SqliteStore:
         query = f"select {_AUDIT} from audit where namespace = ? and run_id = ? order by seq"  # noqa: S608
         return [columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))]
 
+    # -- forgetting ----------------------------------------------------------------------------------------
+
+    def old_runs(
+        self,
+        before_us: int,
+        *,
+        states: Sequence[RunState],
+        namespace: str | None,
+        after: RunRecord | None,
+        limit: int,
+    ) -> list[RunRecord]:
+        """Runs of some states made before ``before_us``, the oldest first, from ``after`` on."""
+        within, whose = _within(namespace)
+        cursor = (0, "", "") if after is None else (after.created_us, after.namespace, after.id)
+        where = (
+            f"state in ({_marks(states)}) and created_us < ?{within} and (created_us, namespace, id) > (?, ?, ?) "
+            "order by created_us, namespace, id limit ?"
+        )
+        return self._runs(where, (*states, before_us, *whose, *cursor, limit))
+
+    def calls_after(self, namespace: str, run_id: str, after: CallRecord | None, *, limit: int) -> list[CallRecord]:
+        """The calls of a run in the order of their first claims, from ``after`` on."""
+        cursor = "coalesce((select seq from calls where id = ?), 0)"
+        where = f"namespace = ? and run_id = ? and seq > {cursor} order by seq limit ?"
+        return self._calls(where, (namespace, run_id, "" if after is None else after.id, limit))
+
+    def forget(self, families: Sequence[Family]) -> Forgotten:
+        """Delete runs with their calls, audit rows and locks in one transaction; those that have changed stay whole."""
+        with self._writing() as connection:
+            return sum((_forget(connection, family) for family in families), Forgotten())
+
+    def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
+        """Delete calls that are still at their versions, and their locks, in one transaction."""
+        with self._writing() as connection:
+            gone = [
+                call for call in calls if _gone(connection, "calls where id = ? and version = ?", call.id, call.version)
+            ]
+            for call in gone:
+                if call.locks is not None:
+                    _gone(connection, "locks where namespace = ? and run_id = ? and call_id = ?",
+                          call.namespace, call.run_id, call.id)  # fmt: skip
+        return Forgotten(calls=len(gone))
+
+    def forget_audit(self, namespace: str, run_id: str, after: int, *, limit: int) -> tuple[int, int | None]:
+        """Delete audit rows of calls that are gone, among ``limit`` rows of a run from number ``after`` on."""
+        rows = self._fetch(
+            """
+            select seq, call_id is not null and not exists (select 1 from calls where calls.id = audit.call_id)
+              from audit where namespace = ? and run_id = ? and seq > ? order by seq limit ?
+            """,
+            (namespace, run_id, after, limit),
+        )
+        orphans = [seq for seq, is_orphan in rows if is_orphan]
+        gone = 0
+        if orphans:
+            with self._writing() as connection:
+                gone = sum(_gone(connection, f"audit where seq = ? and {_NOT_THE_NEWEST}", seq) for seq in orphans)
+        return gone, rows[-1][0] if rows else None
+
+    def spare_bytes(self) -> int:
+        """The room of the free pages in the file."""
+        ((pages,),), ((size,),) = self._fetch("pragma freelist_count", ()), self._fetch("pragma page_size", ())
+        return int(pages) * int(size)
+
+    def compact(self) -> None:
+        """Write the file anew without its free pages; writers wait meanwhile."""
+        with self._connected() as connection:
+            connection.execute("vacuum")
+            connection.execute("pragma wal_checkpoint(truncate)")  # the whole file went through the WAL
+
     def describe(self) -> dict[str, str | int]:
         """Facts for ``sagaspan doctor``."""
         with self._connected() as connection:
@@ -427,6 +500,20 @@ class SqliteStore:
                 if "decode" not in str(error):
                     raise
                 return _fetch_damaged(connection, query, values)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that deletes; it need not be synced: what comes back after a power cut is deleted again."""
+        with self._connected() as connection:
+            connection.execute("pragma synchronous = normal")
+            connection.execute("begin immediate")
+            try:
+                yield connection
+                connection.execute("commit")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -599,6 +686,33 @@ def _save_lock(connection: sqlite3.Connection, change: LockChange) -> bool:
         values = (*columns.lock_changes(change.record), change.expected_version)
         return connection.execute(_UPDATE_LOCK, values).rowcount == 1
     return connection.execute(_INSERT_LOCK, columns.lock_values(change.record)).rowcount == 1
+
+
+def _forget(connection: sqlite3.Connection, family: Family) -> Forgotten:
+    if not all(_is_unchanged(connection, run, family) for run in family.runs):
+        return Forgotten()
+    audit_rows = 0
+    for run in family.runs:
+        whose = (run.namespace, run.id)
+        audit_rows += _gone(connection, f"audit where namespace = ? and run_id = ? and {_NOT_THE_NEWEST}", *whose)
+        _gone(connection, "calls where namespace = ? and run_id = ?", *whose)
+        _gone(connection, "locks where namespace = ? and run_id = ?", *whose)
+        _gone(connection, "runs where namespace = ? and id = ?", *whose)
+    return Forgotten(runs=len(family.runs), calls=len(family.calls), audit_rows=audit_rows)
+
+
+def _is_unchanged(connection: sqlite3.Connection, run: RunRecord, family: Family) -> bool:
+    version = connection.execute("select version from runs where namespace = ? and id = ?", (run.namespace, run.id))
+    calls = connection.execute(
+        "select count(*), coalesce(sum(version), 0) from calls where namespace = ? and run_id = ?",
+        (run.namespace, run.id),
+    )
+    return bool(version.fetchone() == (run.version,) and calls.fetchone() == family.versions_of(run))
+
+
+def _gone(connection: sqlite3.Connection, what: str, *values: Any) -> int:
+    """Delete ``what`` (a constant of this module) and say how many rows that were."""
+    return connection.execute(f"delete from {what}", values).rowcount  # noqa: S608
 
 
 def _within(namespace: str | None) -> tuple[str, tuple[str, ...]]:

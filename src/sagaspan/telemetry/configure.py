@@ -28,6 +28,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from sagaspan import _fork as fork
+from sagaspan._checks import check_name
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.telemetry.sink import JsonLinesSpanProcessor
 
@@ -61,6 +62,7 @@ def configure_tracing(
     Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the OTLP settings are
     wrong.
     """
+    check_name("service_name", service_name, optional=True)
     with _lock:
         provider = tracer_provider or _global_provider(service_name)
         if os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":

@@ -12,3 +12,4 @@ create index locks_by_run on locks (namespace, run_id);
 
 alter table calls add column locks text;
 alter table calls add column empty_safe integer not null default 0;
+alter table calls add column expect text;

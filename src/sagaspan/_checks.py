@@ -1,0 +1,78 @@
+"""What was written wrong is refused where it was written: one sentence with what it is, and what to write instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from sagaspan.exceptions import ConfigurationError
+
+MAX_NAME: Final = 1000
+"""How many characters an id or a name can have."""
+
+
+def described(value: object) -> str:
+    """What ``value`` is, for a sentence: ``None``, ``the class Layer``, ``an int``."""
+    if value is None:
+        return "None"
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    kind = type(value).__name__
+    return f"{'an' if kind[0].lower() in 'aeio' else 'a'} {kind}"
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a value that is none of ``choices``."""
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        words = ", ".join(repr(choice) for choice in choices)
+        raise ConfigurationError(f"{name}={value!r} is not one of {words}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is not True or False: ``"no"`` would count as True."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name}={value!r} is {described(value)}; write {name}=True or {name}=False")
+
+
+def check_name(name: str, value: object, *, optional: bool = False) -> None:
+    """Refuse what is no text of 1 to ``MAX_NAME`` characters; with ``optional`` None will do."""
+    if value is None and optional:
+        return
+    if not isinstance(value, str):
+        instead = f"{name}={str(value)!r}" if isinstance(value, int) else f"{name}='...'"
+        out = ", or leave it out" if optional else ""
+        raise ConfigurationError(f"{name}={value!r} is {described(value)}, not a text; write {instead}{out}")
+    if not value.strip():
+        raise ConfigurationError(f"{name}={value!r} is empty; give it a name{', or leave it out' if optional else ''}")
+    if len(value) > MAX_NAME:
+        raise ConfigurationError(f"{name} has {len(value)} characters; {MAX_NAME} are the most")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is no number of seconds from 0 on."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < float("inf"):  # type: ignore[operator] # a number
+        raise ConfigurationError(f"{name}={value!r} is no time; write seconds from 0 on, such as {name}=30")
+
+
+def check_count(name: str, value: object, *, least: int = 0) -> None:
+    """Refuse what is no whole number from ``least`` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"{name}={value!r} is no whole number from {least} on")
+
+
+def check_mapping(name: str, value: object, example: str) -> None:
+    """Refuse what is no mapping; ``example`` is one that fits."""
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} takes a dict such as {example}, not {described(value)}")
+
+
+def signature_of(function: Callable[..., Any], what: str) -> inspect.Signature:
+    """The signature of a function to be called by name; ``what`` names it in the error for one that has none."""
+    if inspect.isclass(function):
+        raise ConfigurationError(f"{what} is {described(function)}; give a function")
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{what} has no readable signature; wrap it in a def with named arguments") from error

@@ -1,0 +1,1 @@
+alter table runs add column ahead text;
