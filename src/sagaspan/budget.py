@@ -82,8 +82,10 @@ class Budget(DeclaredModel):
     limit: Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
     unit: Unit
     window: Window | None = None
-    soft: Annotated[tuple[Percent, ...], BeforeValidator(_as_tuple)] = SOFT_LIMITS
-    hard: bool = True
+    soft: Annotated[
+        tuple[Percent, ...], BeforeValidator(_as_tuple), Field(description="percents from 1 to 100, such as (80, 95)")
+    ] = SOFT_LIMITS
+    hard: Annotated[bool, Field(description="True or False")] = True
 
     def __init__(self, text: str | None = None, /, **fields: Any) -> None:
         super().__init__(**(fields if text is None else {**fields, **_parse(text, fields)}))

@@ -150,11 +150,20 @@ class ModelServer:
             self.bills.append(bill)
             self._changed.notify_all()
 
-    def _count(self, bill: Bill, tokens: int, *, delivered: bool = False) -> None:
+    def _count(self, bill: Bill, tokens: int) -> None:
         with self._changed:
             bill.output_tokens += tokens
-            bill.delivered = bill.delivered or delivered
             self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _delivering(self, bill: Bill) -> Iterator[None]:
+        """The last bytes go out. Booked before: the client may look at the books as soon as it has them."""
+        bill.delivered = True
+        try:
+            yield
+        except BaseException:
+            bill.delivered = False
+            raise
 
     def _wait(self, event: threading.Event) -> bool:
         """Wait for ``event``; False if the server closes before."""
@@ -263,8 +272,8 @@ def _handler(server: ModelServer) -> type[BaseHTTPRequestHandler]:
             server._count(bill, said.output_tokens)
             if reply.drop_after is not None:
                 raise _Dropped
-            self._send_json(200, whole(said, request.body), reply.headers)
-            server._count(bill, 0, delivered=True)
+            with server._delivering(bill):
+                self._send_json(200, whole(said, request.body), reply.headers)
 
         def _send_json(self, status: int, body: Any, headers: Any) -> None:
             data = json.dumps(body).encode()
@@ -283,22 +292,23 @@ def _handler(server: ModelServer) -> type[BaseHTTPRequestHandler]:
             self.send_header("content-type", "text/event-stream")
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
-            seen = 0
-            for number, (name, data, tokens) in enumerate(events):
-                if number == said.reply.drop_after:
+            script = list(events)
+            hidden = max(0, said.output_tokens - sum(tokens for _, _, tokens in script))
+            for number, (name, data, tokens) in enumerate(script):
+                if number == said.reply.drop_after or not server._paced(said.reply.paced_by):
                     raise _Dropped
                 if number == said.reply.error_after:
                     self._event(*_stream_error(bill.path))
-                    break
-                if not server._paced(said.reply.paced_by):
-                    raise _Dropped
-                seen += tokens
+                    self._chunk(b"")
+                    return
                 # Made before it is sent: a client that is gone has it on its bill all the same.
                 server._count(bill, tokens)
-                self._event(name, data)
-            else:
-                server._count(bill, max(0, said.output_tokens - seen), delivered=True)
-            self._chunk(b"")
+                if number < len(script) - 1:
+                    self._event(name, data)
+            server._count(bill, hidden)
+            with server._delivering(bill):
+                self._event(*script[-1][:2])
+                self._chunk(b"")
 
         def _event(self, name: str | None, data: Any) -> None:
             text = data if isinstance(data, str) else json.dumps(data)
