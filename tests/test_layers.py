@@ -19,7 +19,7 @@ BASE = {
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
-    "_middleware", "_signals", "_spans",
+    "_metrics", "_middleware", "_signals", "_spans",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -44,7 +44,7 @@ ALLOWED = {
     "scopes": {"exceptions", "amounts", "budget"},
     "rate": {"exceptions", "_declared"},
     "loops": set(),
-    "llm": {"exceptions", "_declared", "amounts", "policy", "llm"},
+    "llm": {"exceptions", "_clock", "_declared", "amounts", "policy", "llm"},
     "_spans": {"exceptions", "semconv"},
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions", "_checks"},
@@ -67,7 +67,9 @@ ALLOWED = {
     "_orphans": DATA | {"ledger", "_rollback"},
     "_run": DATA | {"ledger", "_completion", "_endings", "_orphans", "_rollback", "_saga", "_undo"},
     "_recovery": DATA | {"ledger", "_alone", "_completion", "_endings", "_retries", "_rollback", "_run", "_saga"},
+    "_metrics": {"semconv", "_spans"},
     "_usage": BASE | {"ledger"},
+    "_accounts": BASE | {"ledger", "_backends", "_usage"},
     "_llm": DATA | {"ledger", "llm", "_outcome"},
     "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
     "_adapters": {"exceptions", "_checks"},
@@ -87,6 +89,7 @@ ALLOWED = {
         "_llm",
         "_loops",
         "_usage",
+        "_accounts",
         "llm",
     },
     "adapters": {"_adapters", "_guard", "_tool", "policy"},

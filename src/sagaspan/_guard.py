@@ -19,6 +19,7 @@ from opentelemetry.trace import TracerProvider
 
 from sagaspan import _owner as owner
 from sagaspan import codecs, loops
+from sagaspan._accounts import Accounts
 from sagaspan._adapters import find_adapter
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
@@ -36,7 +37,7 @@ from sagaspan._rollback import Undone
 from sagaspan._run import Run
 from sagaspan._tool import MARK, Tool, tool_behind, tool_of
 from sagaspan._undo import compensate
-from sagaspan._usage import Spending, limit_changes, spending_of
+from sagaspan._usage import Spending, spending_of, usage_by
 from sagaspan._views import Calls, Runs
 from sagaspan.budget import Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError
@@ -46,7 +47,7 @@ from sagaspan.ledger.store import Store
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Rows, load_prices
 from sagaspan.policy import Policies, Policy, PolicyBook, load_policies, read_policy_file
-from sagaspan.scopes import BudgetBook
+from sagaspan.scopes import KINDS, BudgetBook
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
 _log = logging.getLogger("sagaspan")
@@ -139,6 +140,11 @@ class Guard:
     @property
     def _store(self) -> Store:
         return self._engine.store
+
+    @property
+    def namespace(self) -> str:
+        """What keeps this application apart from others in one store."""
+        return self._engine.namespace
 
     # -- tools -------------------------------------------------------------------------------------------------
 
@@ -463,7 +469,7 @@ class Guard:
         It holds at the next claim, whether or not the scope was ever used, and over what a guard declares in the same
         unit and window. Raises ``ConfigurationError`` or ``StoreError``.
         """
-        self._store.commit(limit_changes(self._engine.namespace, scope, budget, actor=actor), synced=True)
+        self.budgets.set(scope, budget, actor=actor)
 
     async def aset_budget(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
         """As ``set_budget``, for asynchronous callers."""
@@ -543,12 +549,32 @@ class Guard:
         """As ``usage``, for asynchronous callers."""
         return await ASYNCIO.io(self.usage, **which)
 
+    def usage_by(
+        self, kind: Literal["run", "agent", "user", "tenant", "tool", "model"], *,
+        since: timedelta | datetime | None = None,
+    ) -> list[Spending]:  # fmt: skip
+        """What was used, for each of a ``kind`` of scope (``.key``), the dearest first. Raises ``StoreError``."""
+        check_choice("kind", kind, KINDS)
+        return usage_by(self._store, self._engine.namespace, {}, kind, since)
+
+    async def ausage_by(
+        self, kind: Literal["run", "agent", "user", "tenant", "tool", "model"], *,
+        since: timedelta | datetime | None = None,
+    ) -> list[Spending]:  # fmt: skip
+        """As ``usage_by``, for asynchronous callers."""
+        return await ASYNCIO.io(self.usage_by, kind, since=since)
+
     # -- the ledger ----------------------------------------------------------------------------------------------
 
     @property
     def runs(self) -> Runs:
         """What the ledger has of the runs of this namespace."""
         return Runs(self._store, self._engine.namespace)
+
+    @property
+    def budgets(self) -> Accounts:
+        """What is used of the budgets of this namespace, and whether that is what its calls say."""
+        return Accounts(self._store, self._engine.namespace)
 
     @property
     def calls(self) -> Calls:

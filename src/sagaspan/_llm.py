@@ -12,17 +12,19 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
 
+from sagaspan import _metrics as metrics
 from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
+from sagaspan._clock import now_us
 from sagaspan._context import current_run
 from sagaspan._outcome import never_happened
 from sagaspan._tool import Tool, tool_of
@@ -76,6 +78,7 @@ class LlmCall:
         self._claim: Claim | None = None
         self._record: CallRecord | None = None
         self._started_us = 0
+        self._booked: UsageRecord | None = None
         self._busy = ExitStack()
         self._span: Span = INVALID_SPAN
 
@@ -141,6 +144,7 @@ class LlmCall:
         bound = self._prices.bound(self.model, self.demand, self.provider)
         call = call.declare(costs=self._costs(bound))
         self._span = spans.start(self._engine.tracer, call.tool.name, _opening(self, call))
+        call = replace(call, span=self._span, tracer=self._engine.tracer)
         run = current_run.get()
         inside = run if run is not None and run.id == call.run.id else None
         try:
@@ -179,10 +183,12 @@ class LlmCall:
         self._claim = None
         try:
             ended, spent = self._ended(error)
+            self._booked = spent.usage
             self._record = await self._engine.ledger.end(call, claim, ended, spent)
         finally:
             self._busy.close()
             _close_span(self, error)
+            _measure(self, error)
 
     def _ended(self, error: BaseException | None) -> tuple[Ended, Spent]:
         """How it ended, and what is booked for it."""
@@ -284,3 +290,19 @@ def _close_span(self: LlmCall, error: BaseException | None) -> None:
         if usage.model:
             attributes[semconv.GEN_AI_RESPONSE_MODEL] = usage.model
     spans.end(self._span, attributes, error)
+
+
+@spans.harmless(None)
+def _measure(self: LlmCall, error: BaseException | None) -> None:
+    attributes: dict[str, AttributeValue] = {
+        semconv.GEN_AI_OPERATION_NAME: semconv.OPERATION_CHAT, semconv.GEN_AI_REQUEST_MODEL: self.model,
+    }  # fmt: skip
+    if self.provider is not None:
+        attributes[semconv.GEN_AI_PROVIDER_NAME] = self.provider
+    if self._booked is not None and self._booked.cost is not None:
+        metrics.cost(self._booked.cost, {semconv.GEN_AI_REQUEST_MODEL: self.model})
+    if error is not None:
+        attributes[semconv.ERROR_TYPE] = spans.error_type(error)
+    usage = self._usage
+    tokens = None if usage is None else (usage.input_tokens, usage.output_tokens)
+    metrics.model_call((now_us() - self._started_us) / 1e6, tokens, attributes)

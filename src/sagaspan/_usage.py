@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from sagaspan.budget import Budget, Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.limits import row_of
 from sagaspan.ledger.records import BudgetRecord, LimitRecord, UsageTotals
-from sagaspan.ledger.store import LimitChange
+from sagaspan.ledger.store import LimitChange, Store
 from sagaspan.scopes import check_scope
 
 if TYPE_CHECKING:
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 class Spending:
     """What calls used. Amounts of money are US dollars; ``calls`` counts tools and models.
 
-    ``reserved`` is held by calls that have not ended; ``limit`` and ``remaining`` are of the tightest hard budget of
-    money of the scope. ``unpriced`` calls are of models without a known price; they count as the dearest known.
+    ``key`` is what the calls have in common, where they are told apart. ``reserved`` is held by calls that have not
+    ended; ``limit`` and ``remaining`` are of the tightest hard budget of money of the scope. ``unpriced`` calls are of
+    models without a known price; they count as the dearest known.
     """
 
+    key: str | None = None
     spent: Decimal
     reserved: Decimal = Decimal(0)
     limit: Decimal | None = None
@@ -56,9 +58,20 @@ def spending_of(engine: Engine, which: Mapping[str, str], since: dt.timedelta | 
     return _with_budgets(engine, scope, budgets, found)
 
 
+def usage_by(
+    store: Store,
+    namespace: str | None,
+    which: Mapping[str, str],
+    by: str | None,
+    since: dt.timedelta | dt.datetime | None,
+) -> list[Spending]:
+    """The spending of all calls that fit ``which``, for each of a kind of scope ``by``, the most expensive first."""
+    return [_spending(totals) for totals in store.usage_of(namespace, which, since_us=since_us(since), by=by)]
+
+
 def _spending(totals: UsageTotals) -> Spending:
     return Spending(
-        spent=in_units(totals.cost, Unit.USD), calls=totals.calls, unpriced=totals.unpriced,
+        key=totals.key, spent=in_units(totals.cost, Unit.USD), calls=totals.calls, unpriced=totals.unpriced,
         input_tokens=totals.input_tokens, output_tokens=totals.output_tokens, cached_tokens=totals.cached_tokens,
         reasoning_tokens=totals.reasoning_tokens,
     )  # fmt: skip
@@ -71,12 +84,10 @@ def _with_budgets(engine: Engine, scope: str, budgets: tuple[Budget, ...], found
     hard = [(_left(budget, row), budget) for budget, row in rows if budget.hard]
     reserved = max((row.reserved for _, row in rows), default=0)
     tightest = min(hard, key=lambda one: one[0], default=None)
-    return Spending(
-        spent=found.spent, reserved=in_units(reserved, Unit.USD),
+    return replace(
+        found, reserved=in_units(reserved, Unit.USD),
         limit=None if tightest is None else in_units(tightest[1].limit, Unit.USD),
         remaining=None if tightest is None else in_units(tightest[0], Unit.USD),
-        calls=found.calls, input_tokens=found.input_tokens, output_tokens=found.output_tokens,
-        cached_tokens=found.cached_tokens, reasoning_tokens=found.reasoning_tokens, unpriced=found.unpriced,
     )  # fmt: skip
 
 

@@ -63,6 +63,23 @@ LINK_COMPENSATES: Final = "compensates"
 LINK_RESUMES: Final = "resumes"
 LINK_SENDS: Final = "sends"
 
+# -- budgets -----------------------------------------------------------------------------------------------
+EVENT_SOFT_LIMIT: Final = "sagaspan.budget.soft_limit"
+BUDGET_SCOPE: Final = "sagaspan.budget.scope"
+BUDGET_KIND: Final = "sagaspan.budget.kind"
+BUDGET_UNIT: Final = "sagaspan.budget.unit"
+BUDGET_WINDOW: Final = "sagaspan.budget.window"
+BUDGET_LIMIT: Final = "sagaspan.budget.limit"
+BUDGET_PERCENT: Final = "sagaspan.budget.percent"
+
+# -- metrics -----------------------------------------------------------------------------------------------
+METRIC_SOFT_LIMITS: Final = "sagaspan.budget.soft_limits"
+METRIC_BUDGET_REFUSALS: Final = "sagaspan.budget.refusals"
+METRIC_COST: Final = "sagaspan.cost"
+METRIC_TOKEN_USAGE: Final = "gen_ai.client.token.usage"  # noqa: S105 - no password
+METRIC_OPERATION_DURATION: Final = "gen_ai.client.operation.duration"
+GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
+
 # -- span names --------------------------------------------------------------------------------------------
 SPAN_CHAT: Final = "chat {model}"
 SPAN_TOOL: Final = "execute_tool {tool}"

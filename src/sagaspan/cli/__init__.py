@@ -24,6 +24,8 @@ _COMMANDS = {
     "calls": ("calls", "What was called, what is in doubt: list, show, duplicates, resolve."),
     "compensate": ("compensate", "Undo a run, also a completed one, or one call of it."),
     "recover": ("recover", "Go on after processes that died: hold or undo their runs, finish their rollbacks."),
+    "budgets": ("budgets", "What may be used, and what is: list, set, fsck."),
+    "usage": ("usage", "What calls cost and used, by agent, user, model, tool, run or tenant."),
     "traces": ("traces", "The spans of it: list, show."),
     "sql": ("sql", "SQL over the exported traces."),
     "prune": ("prune", "Forget runs and calls that were settled long ago."),

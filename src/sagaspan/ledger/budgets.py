@@ -2,14 +2,15 @@
 
 A reservation belongs to a record, not to a timer: it is made in the claim and lies in the record until that is settled.
 ``failed`` gives it back (a call that was claimed still counts as one), ``done`` spends what the call really used,
-``unknown`` keeps it, for it may have happened. So ``reserved`` of a budget is always the sum over open records.
+``unknown`` keeps it, for it may have happened. So ``reserved`` of a budget is always the sum over open records, and
+what is spent of it the sum over all of them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sagaspan.amounts import Unit
@@ -36,9 +37,11 @@ _BY_STATE: Final = {CallState.FAILED: ONLY_COUNTED, CallState.REFUSED: NOTHING}
 
 def reserving(changes: Sequence[ReserveChange]) -> str | None:
     """What a record says of the reservations made with its claim."""
-    if not changes:
-        return None
-    return json.dumps([[*_name_of(change.record), change.amount] for change in changes], separators=(",", ":"))
+    return _written([(change.record, change.amount) for change in changes]) if changes else None
+
+
+def _written(amounts: Iterable[tuple[BudgetRecord, int]]) -> str:
+    return json.dumps([[*_name_of(budget), amount] for budget, amount in amounts], separators=(",", ":"))
 
 
 def _name_of(record: BudgetRecord) -> tuple[str, str, str, int]:
@@ -47,25 +50,44 @@ def _name_of(record: BudgetRecord) -> tuple[str, str, str, int]:
 
 def reserved_by(record: CallRecord) -> list[tuple[BudgetRecord, int]]:
     """The budgets a call has reserved of, and how much."""
-    if record.reserved is None:
+    return _read(record.namespace, record.reserved)
+
+
+def spent_of(record: CallRecord) -> list[tuple[BudgetRecord, int]]:
+    """The budgets a call has spent of in all its attempts, and how much."""
+    return _read(record.namespace, record.spent)
+
+
+def _read(namespace: str, written: str | None) -> list[tuple[BudgetRecord, int]]:
+    if written is None:
         return []
     return [
-        (BudgetRecord(namespace=record.namespace, scope=scope, unit=unit, window=window, start_us=start), amount)
-        for scope, unit, window, start, amount in json.loads(record.reserved)
+        (BudgetRecord(namespace=namespace, scope=scope, unit=unit, window=window, start_us=start), amount)
+        for scope, unit, window, start, amount in json.loads(written)
     ]
+
+
+def booked(record: CallRecord, spends: Sequence[SpendChange]) -> CallRecord:
+    """``record`` with ``spends`` on it, so that the books can be made anew from the calls (``budgets fsck``)."""
+    totals = dict(spent_of(record))
+    for change in spends:
+        totals[change.record] = totals.get(change.record, 0) + change.spent
+    kept = [(budget, amount) for budget, amount in totals.items() if amount]
+    return replace(record, spent=_written(kept) if kept else None)
 
 
 def settling(before: CallRecord, change: CallChange, spent: Spent | None = None) -> list[Change]:
     """``change`` of a call that was ``before``, with what it does to its budgets.
 
-    ``spent`` None: by its new state, as far as that says it.
+    ``spent`` None: by its new state, as far as that says it. The first of the changes is that of the call.
     """
     usage: list[Change] = [] if spent is None or spent.usage is None else [UsageChange(spent.usage)]
-    if before.reserved is None or before.reserved == change.record.reserved:
+    if before.reserved is None or before.reserved == change.record.reserved or before.id != change.record.id:
         return [change, *usage]
     if spent is None:
         spent = _BY_STATE.get(change.record.state, AS_RESERVED)
-    return [change, *usage, *spending(before, spent)]
+    spends = spending(before, spent)
+    return [replace(change, record=booked(change.record, spends)), *usage, *spends]
 
 
 def spending(record: CallRecord, spent: Spent) -> list[SpendChange]:
@@ -74,12 +96,3 @@ def spending(record: CallRecord, spent: Spent) -> list[SpendChange]:
         SpendChange(budget, reserved, spent.amounts.get(budget.unit, reserved))
         for budget, reserved in reserved_by(record)
     ]
-
-
-def total_reserved(calls: Iterable[CallRecord]) -> dict[BudgetRecord, int]:
-    """What ``calls`` have reserved of each budget, for ``budgets fsck``."""
-    totals: dict[BudgetRecord, int] = {}
-    for call in calls:
-        for budget, amount in reserved_by(call):
-            totals[budget] = totals.get(budget, 0) + amount
-    return totals

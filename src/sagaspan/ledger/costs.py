@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sagaspan import _metrics as metrics
+from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import now_us
 from sagaspan.amounts import Unit
@@ -35,6 +37,7 @@ def spent_by(call: Call, record: CallRecord, value: Any) -> Spent | None:
         # Done is done: what it cost at most is what it reserved.
         _log.error("%s; call %s is booked with all it had reserved", error, record.id)
         cost = call.declared.costs.get(Unit.USD, 0)
+    metrics.cost(cost, {semconv.GEN_AI_TOOL_NAME: record.tool})
     usage = UsageRecord(
         call_id=record.id, namespace=record.namespace, run_id=record.run_id, at_us=record.ended_us or record.started_us,
         tool=record.tool, agent=call.agent or call.run.agent, cost=cost,

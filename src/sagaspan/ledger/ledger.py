@@ -33,7 +33,7 @@ from sagaspan.exceptions import (
 from sagaspan.keys import KeySource, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, History, UntilSettled, body_token, run_attempts
-from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, Spent, reserving, settling, spending
+from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, Spent, booked, reserving, settling, spending
 from sagaspan.ledger.costs import rate_of, spent_by
 from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
@@ -60,6 +60,7 @@ from sagaspan.ledger.resolution import (
     first_sent_us,
     permitted,
 )
+from sagaspan.ledger.soft_limits import tell
 from sagaspan.ledger.store import Barrier, CallChange, Change, Commit, LockChange, ReserveChange, SpendChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
@@ -172,12 +173,14 @@ class Ledger:
         """Claim a call that may run again; None if somebody else was faster. Raises ``RunClosed``."""
         existing = again.record
         in_doubt = existing.state in IN_DOUBT
+        # Sent again under its key it is the same effect; run again it was spent, for all that anybody knows.
+        spent = spending(existing, ONLY_COUNTED if again.why == RESENT else AS_RESERVED)
         if existing.run_id == call.run.id and existing.state is not CallState.COMPENSATED:
             call = replace(
                 call, id=existing.id, generation=existing.generation, idempotency_key=existing.idempotency_key
             )
             record, audit = _taken_again(call, again)
-            change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch)
+            change = CallChange(booked(record, spent), audit, existing.version, claims=True, run_epoch=call.run.epoch)
             freeing: list[CallChange] = []
         else:
             call = _next_generation(call, existing)
@@ -189,9 +192,7 @@ class Ledger:
                 record = replace(record, created_us=existing.created_us)
             record, audit = transitions.open_call(record, None if call.tool.policy.defer else again.why)
             change = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
-            freeing = [CallChange(freed, freed_audit, existing.version)]
-        # Sent again under its key it is the same effect; run again it was spent, for all that anybody knows.
-        spent = spending(existing, ONLY_COUNTED if again.why == RESENT else AS_RESERVED)
+            freeing = [CallChange(booked(freed, spent), freed_audit, existing.version)]
         claimed = await self._commit_claim(call, change, freeing=freeing, spent=spent, in_doubt=in_doubt)
         if claimed is not None:
             return call, Claim(claimed, in_doubt=in_doubt)
@@ -514,9 +515,13 @@ class Ledger:
         )
         spent = spent or spent_by(call, after, ended.value)
         changes = settling(record, CallChange(after, audit, record.version), spent)
+        after = _booked_in(changes, after)
         try:
-            if not self._store.commit(changes, synced=False):
+            commit = self._store.commit(changes, synced=False)
+            if not commit:
                 self._settle_taken_over(record, ended)
+            elif commit.used:
+                tell(call, self._limits, changes, commit.used)
         except StoreError:
             # What succeeded must not be broken by its recording; the next claim fails closed until it is saved.
             _log.exception("call %s of tool %r ended but could not be recorded yet", record.id, record.tool)
@@ -633,6 +638,12 @@ def new_record(call: Call) -> CallRecord:
         created_us=now,
         started_us=now,
     )
+
+
+def _booked_in(changes: Sequence[Change], record: CallRecord) -> CallRecord:
+    """``record`` as the first of ``changes`` saves it."""
+    first = changes[0]
+    return first.record if isinstance(first, CallChange) else record
 
 
 def _lock_names(call: Call) -> str | None:

@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from sagaspan import _metrics as metrics
 from sagaspan._call import Call
 from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, in_units, show_amount
@@ -87,6 +88,14 @@ class Limits:
         counted = [self._reserve(call, *one, at_us) for one in found if one[1].unit in call.declared.costs]
         return sorted(counted, key=_order)
 
+    def budget_for(self, call: Call, row: BudgetRecord) -> Budget | None:
+        """The budget of ``call`` that is counted in ``row``; None if nobody declares it any more."""
+        own = next((own for scope, own in call.purse if scope == row.scope), ())
+        for budget in merged(self.of(row.scope), own):
+            if (budget.unit, budget.window or "") == (row.unit, row.window):
+                return budget
+        return None
+
     def caps_money(self, call: Call) -> bool:
         """Whether a hard budget of money holds for ``call``, as far as this process knows."""
         priced = call.declare(costs={Unit.USD: 0})
@@ -99,8 +108,10 @@ class Limits:
     def refusal(self, call: Call, refused: Change) -> Refused:
         """The error of a call whose claim was refused because of a budget or a rate."""
         if isinstance(refused, ReserveChange):
+            metrics.refusal("budget_exceeded", refused.record.scope, refused.record.unit)
             return self._exceeded(call, refused)
         assert isinstance(refused, RateChange)  # noqa: S101 - nothing else of a claim can be refused
+        metrics.refusal("rate_limited", refused.name, Unit.CALLS)
         return self._too_fast(call, refused)
 
     def _too_fast(self, call: Call, change: RateChange) -> RateLimited:

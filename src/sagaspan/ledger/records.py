@@ -60,7 +60,8 @@ class CallRecord:
     """One call: unique by (namespace, scope, tool, key). ``version`` counts writes, ``epoch`` counts owners.
 
     ``claim_seq`` is its place in the order in which calls were claimed. A deferred call takes a place when it is
-    scheduled, and a new one when it is sent; ``scheduled_seq`` keeps the first of them from then on.
+    scheduled, and a new one when it is sent; ``scheduled_seq`` keeps the first of them from then on. ``reserved`` is
+    what it holds of budgets, ``spent`` what it has taken of them (``ledger.budgets``).
     """
 
     id: str
@@ -90,6 +91,7 @@ class CallRecord:
     pivot: bool = False
     locks: str | None = None
     reserved: str | None = None
+    spent: str | None = None
     tool_call_id: str | None = None
     owner: str
     epoch: int = 1
@@ -208,7 +210,8 @@ class BudgetRecord:
 
     ``window`` is ``""`` where it lasts as long as its scope, and ``start_us`` 0 there. ``cap`` is what the database
     itself checks ``spent + reserved`` against; None for a budget that is only watched. ``overdraft`` is what calls used
-    beyond what they had reserved, and what did not fit under the cap: nothing is admitted until it does.
+    beyond what they had reserved, and what did not fit under the cap: nothing is admitted until it does. ``forgotten``
+    is the part of ``spent + overdraft`` whose calls were pruned.
     """
 
     namespace: str
@@ -220,6 +223,7 @@ class BudgetRecord:
     spent: int = 0
     reserved: int = 0
     overdraft: int = 0
+    forgotten: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

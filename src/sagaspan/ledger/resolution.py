@@ -158,7 +158,7 @@ def extra_effect(record: CallRecord, *, id_: str, value: Any, owner: str, now_us
     return replace(
         record, id=id_, scope=f"{DUPLICATE}{record.id}", key=id_, tool_call_id=None, state=CallState.DONE,
         owner=owner, epoch=1, attempts=1, version=1, claim_seq=0, created_us=now_us, started_us=now_us, ended_us=now_us,
-        **recorded(value),
+        reserved=None, spent=None, **recorded(value),
     )  # fmt: skip
 
 

@@ -124,16 +124,19 @@ class Barrier:
     but: tuple[str, ...] = ()
 
 
-Change = (
-    CallChange | RunChange | LockChange | Barrier | ReserveChange | SpendChange | UsageChange | LimitChange | RateChange
-)
+Conditional = CallChange | RunChange | LockChange | Barrier | ReserveChange | UsageChange | LimitChange | RateChange
+Change = Conditional | SpendChange
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """How a commit ended; true if everything is saved. ``refused``: the first change whose condition did not hold."""
+    """How a commit ended; true if everything is saved. ``refused``: the first change whose condition did not hold.
+
+    ``used``: for each ``SpendChange`` in its order, what is used of its budget from then on, overdraft among it.
+    """
 
     refused: Change | None = None
+    used: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return self.refused is None
@@ -166,6 +169,16 @@ class Forgotten:
 
     def __add__(self, other: Forgotten) -> Forgotten:
         return Forgotten(self.runs + other.runs, self.calls + other.calls, self.audit_rows + other.audit_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A budget as it is counted (None: there is no such row), and what calls hold and spent of it."""
+
+    name: BudgetRecord
+    counted: BudgetRecord | None
+    reserved: int = 0
+    spent: int = 0
 
 
 class Store(Protocol):
@@ -233,8 +246,11 @@ class Store(Protocol):
         In all, or ``by`` one of these kinds, the most expensive first.
         """
 
-    def calls_with_reservations(self, namespace: str | None = None) -> list[CallRecord]:
-        """The calls that have something reserved."""
+    def booked_by_calls(self, namespace: str | None = None) -> list[Booked]:
+        """Each budget of which anything was used, and what calls say that they hold and spent of it.
+
+        Of one moment, however many calls end meanwhile.
+        """
 
     def arrival_of(self, namespace: str, name: str) -> int | None:
         """The arrival time that is kept for a rate, in nanoseconds."""

@@ -236,6 +236,7 @@ def supersede(
         detail=detail,
         key=f"{record.key}#{record.id}",
         scope=f"{SUPERSEDED}{record.scope}",
+        reserved=None,  # whoever takes the key over books what this one had
     )
 
 

@@ -6,7 +6,6 @@ never what a background update of somebody else's may have fetched: prices are t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from functools import cache, lru_cache
 from importlib.metadata import version as installed
 from typing import Any, Final, NamedTuple
 
+from sagaspan._clock import now_us
 from sagaspan.amounts import MICRO
 from sagaspan.llm.models import output_limit, undated
 from sagaspan.llm.tariff import PERCENT, Kind, Rates, Steps, Tariff, complete, dearest
@@ -165,8 +165,8 @@ def family(provider: str | None, base: str) -> list[Entry]:
 @cache
 def dearest_rates() -> Rates:
     """For each kind the highest rate of any model in the table, today."""
-    now_us = time.time_ns() // 1000
-    return dearest(Entry(provider, model).standard(now_us) for provider in _providers() for model in provider.models)
+    now = now_us()
+    return dearest(Entry(provider, model).standard(now) for provider in _providers() for model in provider.models)
 
 
 @cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
+from sagaspan._clock import now_us
 from sagaspan._declared import DeclaredModel
 from sagaspan.amounts import nano_usd
 from sagaspan.exceptions import ConfigurationError
@@ -244,7 +244,7 @@ def _source(quote: Quote, missing: str | None) -> str:
 
 
 def _at(at_us: int | None) -> tuple[int, ...]:
-    return (time.time_ns() // 1000 if at_us is None else at_us,)
+    return (now_us() if at_us is None else at_us,)
 
 
 def _day_from(times: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sagaspan.ledger.store import LimitChange, RateChange, ReserveChange, SpendChange, UsageChange
+from sagaspan.ledger.records import BudgetRecord
+from sagaspan.ledger.store import Booked, LimitChange, RateChange, ReserveChange, SpendChange, UsageChange
 from sagaspan.stores import _columns as columns
 
 # What was overdrawn counts as spent as soon as it fits.
@@ -24,6 +25,7 @@ update budgets
        spent = spent + min(?7, coalesce(cap - spent - reserved + ?6, ?7)),
        overdraft = overdraft + ?7 - min(?7, coalesce(cap - spent - reserved + ?6, ?7))
  where namespace = ?1 and scope = ?2 and unit = ?3 and window = ?4 and start_us = ?5
+returning spent + overdraft
 """
 _SET_LIMIT: Final = f"""
 insert into limits ({", ".join(columns.LIMIT_COLUMNS)}) values ({", ".join("?" * len(columns.LIMIT_COLUMNS))})
@@ -45,6 +47,23 @@ insert into rates (namespace, name, arrival_ns) values (?1, ?2, ?3 + ?4)
  where min(max(arrival_ns, ?3), ?3 + ?5) + ?4 <= ?3 + ?5
 """
 
+_BUDGETS_OF: Final = f"select {', '.join(columns.BUDGET_COLUMNS)} from budgets where ?1 is null or namespace = ?1"  # noqa: S608
+_ENTRIES: Final = """
+select c.namespace, json_extract(value, '$[0]') as scope, json_extract(value, '$[1]') as unit,
+       json_extract(value, '$[2]') as window, json_extract(value, '$[3]') as start_us,
+       sum(json_extract(value, '$[4]')) as amount
+  from calls c, json_each(c.{column})
+ where c.{column} is not null and json_valid(c.{column}) and {which}
+ group by 1, 2, 3, 4, 5
+"""
+_BY_CALLS: Final = _ENTRIES.replace("{which}", "(?1 is null or c.namespace = ?1)")
+_FORGET_SPENDING: Final = f"""
+update budgets
+   set forgotten = forgotten + entries.amount
+  from ({_ENTRIES.replace("{column}", "spent").replace("{which}", "{calls}")}) as entries
+ where budgets.namespace = entries.namespace and budgets.scope = entries.scope and budgets.unit = entries.unit
+   and budgets.window = entries.window and budgets.start_us = entries.start_us
+"""  # noqa: S608
 _KINDS: Final = {
     "run": "c.run_id", "agent": "coalesce(u.agent, r.agent)", "user": "r.user", "tenant": "r.tenant", "tool": "c.tool",
     "model": "u.model",
@@ -81,7 +100,42 @@ select {key}, count(*), coalesce(sum(u.cost), 0), coalesce(sum(u.prices like '%,
     )
 
 
-BudgetChange = ReserveChange | SpendChange | UsageChange | LimitChange | RateChange
+BudgetChange = ReserveChange | UsageChange | LimitChange | RateChange
+
+
+def spend(connection: sqlite3.Connection, change: SpendChange) -> int:
+    """Settle a reservation; what is used of its budget then."""
+    values = (*columns.budget_name(change.record), change.reserved, change.spent)
+    row = connection.execute(_SPEND, values).fetchone()
+    return 0 if row is None else int(row[0])  # pruned meanwhile
+
+
+def booked_by_calls(connection: sqlite3.Connection, namespace: str | None) -> list[Booked]:
+    """See ``Store.booked_by_calls``."""
+    connection.execute("begin")
+    try:
+        rows = [columns.budget_record(row) for row in connection.execute(_BUDGETS_OF, (namespace,))]
+        held, spent = (
+            {row[:5]: row[5] for row in connection.execute(_BY_CALLS.format(column=column), (namespace,))}
+            for column in ("reserved", "spent")
+        )
+    finally:
+        connection.execute("rollback")
+    counted = {columns.budget_name(row): row for row in rows}
+    return [
+        Booked(_named(name), counted.get(name), held.get(name, 0), spent.get(name, 0))
+        for name in sorted({*counted, *held, *spent})
+    ]
+
+
+def _named(name: tuple[str, str, str, str, int]) -> BudgetRecord:
+    namespace, scope, unit, window, start_us = name
+    return BudgetRecord(namespace=namespace, scope=scope, unit=unit, window=window, start_us=start_us)
+
+
+def forget_spending(connection: sqlite3.Connection, calls: str, values: tuple[Any, ...]) -> None:
+    """What the ``calls`` (a condition) spent stays spent, and is booked as forgotten: they are deleted next."""
+    connection.execute(_FORGET_SPENDING.format(calls=calls), values)
 
 
 def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:
@@ -94,9 +148,7 @@ def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:
         full = change.burst * change.interval_ns
         values = (change.namespace, change.name, change.now_ns, change.interval_ns, full)
         return execute(_RATE, values).rowcount == 1
-    if isinstance(change, SpendChange):
-        execute(_SPEND, (*columns.budget_name(change.record), change.reserved, change.spent))
-    elif isinstance(change, UsageChange):
+    if isinstance(change, UsageChange):
         execute(_SAVE_USAGE, columns.usage_values(change.record))
     else:
         execute(_SET_LIMIT, columns.limit_values(change.record))

@@ -35,13 +35,16 @@ from sagaspan.ledger.records import (
 from sagaspan.ledger.store import (
     SAVED,
     Barrier,
+    Booked,
     CallChange,
     Change,
     Commit,
+    Conditional,
     Family,
     Forgotten,
     LockChange,
     RunChange,
+    SpendChange,
 )
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_budgets as budgets
@@ -381,9 +384,10 @@ class SqliteStore:
         query, values = budgets.usage_query(namespace, which, since_us, by)
         return [columns.usage_totals(row) for row in self._fetch(query, values)]
 
-    def calls_with_reservations(self, namespace: str | None = None) -> list[CallRecord]:
-        """The calls that have something reserved."""
-        return self._calls("reserved is not null and (?1 is null or namespace = ?1)", (namespace,))
+    def booked_by_calls(self, namespace: str | None = None) -> list[Booked]:
+        """Each budget of which anything was used, and what calls say of it; see ``Store.booked_by_calls``."""
+        with self._connected() as connection:
+            return budgets.booked_by_calls(connection, namespace)
 
     def arrival_of(self, namespace: str, name: str) -> int | None:
         """The arrival time that is kept for a rate, in nanoseconds."""
@@ -499,6 +503,9 @@ class SqliteStore:
     def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
         """Delete calls that are still at their versions, and their locks, in one transaction."""
         with self._writing() as connection:
+            for call in calls:
+                if call.spent is not None:
+                    budgets.forget_spending(connection, "c.id = ? and c.version = ?", (call.id, call.version))
             gone = [
                 call for call in calls if _gone(connection, "calls where id = ? and version = ?", call.id, call.version)
             ]
@@ -720,10 +727,13 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
 
 
 def _save_all(connection: sqlite3.Connection, request: _Request) -> Commit:
+    used: list[int] = []
     for change in request.changes:
-        if not _save(connection, change):
+        if isinstance(change, SpendChange):
+            used.append(budgets.spend(connection, change))
+        elif not _save(connection, change):
             return Commit(change)
-    return SAVED
+    return Commit(used=tuple(used)) if used else SAVED
 
 
 def _save_apart(connection: sqlite3.Connection, request: _Request) -> Commit:
@@ -736,7 +746,7 @@ def _save_apart(connection: sqlite3.Connection, request: _Request) -> Commit:
     return commit
 
 
-def _save(connection: sqlite3.Connection, change: Change) -> bool:
+def _save(connection: sqlite3.Connection, change: Conditional) -> bool:
     if isinstance(change, LockChange):
         return _save_lock(connection, change)
     if isinstance(change, Barrier):
@@ -787,9 +797,12 @@ def _forget(connection: sqlite3.Connection, family: Family) -> Forgotten:
     for run in family.runs:
         whose = (run.namespace, run.id)
         audit_rows += _gone(connection, f"audit where namespace = ? and run_id = ? and {_NOT_THE_NEWEST}", *whose)
+        budgets.forget_spending(connection, "c.namespace = ? and c.run_id = ?", whose)
+        # Also what counts calls of one tool in this run (max_calls).
+        _gone(connection, "budgets where namespace = ?1 and (scope = 'run:' || ?2 or scope in (select "
+              "'run:' || ?2 || '/' || tool from calls where namespace = ?1 and run_id = ?2))", *whose)  # fmt: skip
         _gone(connection, "calls where namespace = ? and run_id = ?", *whose)
         _gone(connection, "usage where namespace = ? and run_id = ?", *whose)
-        _gone(connection, "budgets where namespace = ? and scope = ?", run.namespace, f"run:{run.id}")
         _gone(connection, "locks where namespace = ? and run_id = ?", *whose)
         _gone(connection, "runs where namespace = ? and id = ?", *whose)
     return Forgotten(runs=len(family.runs), calls=len(family.calls), audit_rows=audit_rows)

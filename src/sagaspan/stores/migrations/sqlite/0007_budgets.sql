@@ -8,6 +8,7 @@ create table budgets (
   spent     integer not null check (spent >= 0),
   reserved  integer not null check (reserved >= 0),
   overdraft integer not null check (overdraft >= 0),
+  forgotten integer not null default 0,
   primary key (namespace, scope, unit, window, start_us),
   check (spent + reserved <= cap)
 ) strict, without rowid;
@@ -58,4 +59,5 @@ create table rates (
 ) strict, without rowid;
 
 alter table calls add column reserved text;
+alter table calls add column spent text;
 create index calls_reserved on calls (namespace) where reserved is not null;

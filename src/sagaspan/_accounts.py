@@ -1,0 +1,175 @@
+"""The accounts of budgets: what is used of each, and whether that is what its calls say.
+
+``guard.budgets`` and ``sagaspan budgets`` are made of it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from sagaspan._backends import ASYNCIO
+from sagaspan._clock import now_us
+from sagaspan._usage import limit_changes
+from sagaspan.amounts import Unit, in_units
+from sagaspan.budget import Budget, Budgets, Window, window_start
+from sagaspan.ledger.limits import budget_of
+from sagaspan.ledger.records import BudgetRecord, LimitRecord
+from sagaspan.ledger.store import Booked, Store
+from sagaspan.scopes import BudgetBook, check_scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What is used of one budget, in US dollars, tokens or calls.
+
+    ``limit`` is what operators set (``set_by``, ``set_at``), else what calls last found declared; None of a budget that
+    refuses nothing, with ``hard`` False. ``remaining`` is what is left of it, ``overdraft`` the part of ``spent`` that
+    no call had reserved, as far as it does not fit. ``scope`` may be a glob of which nothing was used yet.
+    """
+
+    namespace: str
+    scope: str
+    unit: str
+    window: str | None
+    begins: dt.datetime | None
+    spent: Decimal
+    reserved: Decimal
+    overdraft: Decimal
+    limit: Decimal | None
+    hard: bool
+    remaining: Decimal | None
+    set_by: str | None = None
+    set_at: dt.datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A budget that is not counted as its calls say; ``what`` is ``"reserved"`` or ``"spent"``, overdraft among it."""
+
+    namespace: str
+    scope: str
+    unit: str
+    window: str | None
+    begins: dt.datetime | None
+    what: str
+    counted: Decimal
+    by_calls: Decimal
+
+
+class Accounts:
+    """The budgets of one namespace of a store (None: of all)."""
+
+    def __init__(self, store: Store, namespace: str | None = None) -> None:
+        self._store = store
+        self._namespace = namespace
+
+    def list(self, scope: str | None = None, *, past: bool = False) -> list[Account]:
+        """The accounts of a scope (None: of all), with limits of which nothing was used yet.
+
+        ``past``: also those of windows that are over. Raises ``ConfigurationError`` or ``StoreError``.
+        """
+        wanted = None if scope is None else check_scope(scope)
+        names = self._store.namespaces() if self._namespace is None else [self._namespace]
+        return [account for name in names for account in self._of(name, wanted, past=past)]
+
+    async def alist(self, scope: str | None = None, *, past: bool = False) -> Sequence[Account]:
+        """As ``list``, for asynchronous callers."""
+        return await ASYNCIO.io(self.list, scope, past=past)
+
+    def fsck(self) -> Sequence[Difference]:
+        """Make the books anew from the calls; what is not as it is counted. Raises ``StoreError``."""
+        booked = self._store.booked_by_calls(self._namespace)
+        return [found for one in booked for found in _differences(one)]
+
+    async def afsck(self) -> Sequence[Difference]:
+        """As ``fsck``, for asynchronous callers."""
+        return await ASYNCIO.io(self.fsck)
+
+    def set(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
+        """Set what may be used of a scope or glob from now on, in every process; see ``Guard.set_budget``."""
+        assert self._namespace is not None  # noqa: S101 - limits are of one namespace
+        self._store.commit(limit_changes(self._namespace, scope, budget, actor=actor), synced=True)
+
+    def _of(self, namespace: str, scope: str | None, *, past: bool) -> Iterator[Account]:
+        _, limits = self._store.controls_of(namespace)
+        book = _Limits(limits)
+        used, now = set(), now_us()
+        for row in self._store.budgets(namespace, scope):
+            limit = book.of(row)
+            used.add((row.scope, row.unit, row.window))
+            if past or row.start_us == window_start(_window(row.window), now):
+                yield _account(row, limit)
+        for limit in limits:
+            if (limit.pattern, limit.unit, limit.window) not in used and scope in (None, limit.pattern):
+                yield _account(_unused(limit, now), limit)
+
+
+class _Limits:
+    """What operators set, by the scopes that it holds for."""
+
+    def __init__(self, limits: Sequence[LimitRecord]) -> None:
+        by_pattern: dict[str, list[Budget]] = {}
+        for limit in limits:
+            by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
+        self._book = BudgetBook(by_pattern, source="limits")
+        self._limits = limits
+
+    def of(self, row: BudgetRecord) -> LimitRecord | None:
+        """The limit that holds for ``row``."""
+        for budget in self._book.of(row.scope):
+            if (budget.unit, budget.window or "") == (row.unit, row.window):
+                return self._behind(row, budget)
+        return None
+
+    def _behind(self, row: BudgetRecord, budget: Budget) -> LimitRecord | None:
+        same = [one for one in self._limits if (one.unit, one.window) == (row.unit, row.window)]
+        exact = [one for one in same if one.pattern == row.scope]
+        return next((one for one in (*exact, *same) if budget_of(one) == budget), None)
+
+
+def _unused(limit: LimitRecord, now: int) -> BudgetRecord:
+    start = window_start(_window(limit.window), now)
+    return BudgetRecord(
+        namespace=limit.namespace, scope=limit.pattern, unit=limit.unit, window=limit.window, start_us=start
+    )
+
+
+def _account(row: BudgetRecord, limit: LimitRecord | None) -> Account:
+    unit, hard = Unit(row.unit), row.cap is not None if limit is None else limit.hard
+    amount = row.cap if limit is None else limit.amount
+    used = row.spent + row.overdraft
+    return Account(
+        namespace=row.namespace, scope=row.scope, unit=row.unit, window=row.window or None,
+        begins=_moment(row.start_us),
+        spent=in_units(used, unit), reserved=in_units(row.reserved, unit), overdraft=in_units(row.overdraft, unit),
+        limit=None if amount is None else in_units(amount, unit), hard=hard,
+        remaining=None if amount is None else in_units(max(amount - used - row.reserved, 0), unit),
+        set_by=None if limit is None else limit.actor, set_at=None if limit is None else _moment(limit.at_us),
+    )  # fmt: skip
+
+
+def _differences(booked: Booked) -> Iterator[Difference]:
+    name, counted = booked.name, booked.counted or booked.name
+    pairs = (
+        ("reserved", counted.reserved, booked.reserved),
+        ("spent", counted.spent + counted.overdraft, booked.spent + counted.forgotten),
+    )
+    for what, by_row, by_calls in pairs:
+        if by_row != by_calls:
+            unit = Unit(name.unit)
+            yield Difference(
+                namespace=name.namespace, scope=name.scope, unit=name.unit, window=name.window or None,
+                begins=_moment(name.start_us), what=what, counted=in_units(by_row, unit),
+                by_calls=in_units(by_calls, unit),
+            )  # fmt: skip
+
+
+def _window(text: str) -> Window | None:
+    return Window(text) if text else None
+
+
+def _moment(at_us: int) -> dt.datetime | None:
+    return dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC) if at_us else None

@@ -1,0 +1,151 @@
+"""``sagaspan budgets``: what may be used, what is, and whether the books are right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sagaspan.cli._found import with_namespaces
+from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._render import emit_json, emit_table, say, visible, when
+
+if TYPE_CHECKING:
+    from sagaspan._accounts import Account, Difference
+
+
+@click.group()
+@common_options
+def budgets() -> None:
+    """What may be used, what is used of it, and whether the books are right."""
+
+
+@budgets.command("list")
+@click.argument("scope", required=False)
+@click.option("--past", is_flag=True, help="Also hours, days and months that are over.")
+@namespace_option
+@common_options
+@pass_settings
+def list_budgets(settings: Settings, scope: str | None, past: bool, namespace: str | None) -> None:
+    """Budgets of which something was used, and limits that were set; of one SCOPE, or of all."""
+    from sagaspan._accounts import Accounts
+
+    store = settings.open_store()
+    found = Accounts(store, namespace).list(scope, past=past)
+    if settings.as_json:
+        emit_json(found)
+    elif not found:
+        say("No budgets: nothing that has one was called, and none was set. See: sagaspan budgets set --help")
+    else:
+        columns = ("scope", "limit", "spent", "reserved", "left", "set by")
+        rows, spaces = [_row(account) for account in found], [account.namespace for account in found]
+        emit_table(*with_namespaces(store, namespace, columns, rows, spaces), spare=("set by",))
+
+
+@budgets.command("set")
+@click.argument("scope")
+@click.argument("amount")
+@click.option("--per", type=click.Choice(["hour", "day", "month"]), help="Anew each hour, day or month of UTC.")
+@click.option("--soft", multiple=True, type=click.IntRange(1, 100), metavar="PERCENT",
+              help="Speak up at so much of it; may be repeated  [default: 50, 80, 95]")  # fmt: skip
+@click.option("--watch", is_flag=True, help="Refuse nothing, only speak up.")
+@click.option("--actor", help="Who decides; default: the user of this process.")
+@namespace_option
+@common_options
+@pass_settings
+def set_budget(
+    settings: Settings,
+    scope: str,
+    amount: str,
+    per: str | None,
+    soft: tuple[int, ...],
+    watch: bool,
+    actor: str | None,
+    namespace: str | None,
+) -> None:
+    """Set what may be used of SCOPE, e.g. user:42 "20 USD" --per day; several: "20 USD, 100 calls".
+
+    It holds from the next call on in every process, also of a scope that was never used. A SCOPE may be a glob:
+    "user:*" gives each user their own. Less than what is used already admits nothing until there is room again.
+    """
+    from sagaspan._accounts import Accounts
+
+    store = settings.open_store()
+    accounts = Accounts(store, namespace or _the_namespace(settings, store))
+    accounts.set(scope, _budgets(amount, per, soft, watch), actor=actor)
+    found = accounts.list(scope)
+    if settings.as_json:
+        emit_json(found)
+        return
+    for account in found:
+        used = f"{_amount(account.spent, account)} of it used, " if account.spent or account.reserved else ""
+        by = visible(account.set_by)
+        say(f"{visible(account.scope)}: {_limit(account)} from the next call on, {used}set by {by}.")
+
+
+@budgets.command()
+@namespace_option
+@common_options
+@pass_settings
+@click.pass_context
+def fsck(context: click.Context, settings: Settings, namespace: str | None) -> None:
+    """Make the books anew from the calls, and show what is counted otherwise; exit 4 if anything is.
+
+    It may run while agents do: it looks at one moment.
+    """
+    from sagaspan._accounts import Accounts
+
+    store = settings.open_store()
+    found = Accounts(store, namespace).fsck()
+    if settings.as_json:
+        emit_json(found)
+    elif not found:
+        say("Every budget is what its calls say.", "green")
+    else:
+        columns, rows = ("scope", "what", "counted", "by its calls"), [_difference(one) for one in found]
+        emit_table(*with_namespaces(store, namespace, columns, rows, [one.namespace for one in found]))
+    context.exit(NEEDS_PERSON if found else 0)
+
+
+def _budgets(amount: str, per: str | None, soft: tuple[int, ...], watch: bool) -> list[Any]:
+    """What was typed as budgets; raises ``ConfigurationError``."""
+    from sagaspan.budget import Budget
+
+    options = {"hard": not watch, **({"soft": soft} if soft else {})}
+    return [Budget(f"{part.strip()}/{per}" if per else part, **options) for part in amount.split(",")]
+
+
+def _the_namespace(settings: Settings, store: Any) -> str:
+    """The one that is meant where none is named; raises ``UsageError`` where that could be several."""
+    guard = settings.load_guard()
+    if guard is not None:
+        return guard.namespace
+    names: list[str] = store.namespaces()
+    if len(names) > 1:
+        raise click.UsageError(f"the ledger has several namespaces ({', '.join(map(visible, names))}); add --namespace")
+    return names[0] if names else "default"
+
+
+def _row(account: Account) -> tuple[object, ...]:
+    left = "" if account.remaining is None else _amount(account.remaining, account)
+    by = "" if account.set_by is None else f"{account.set_by}, {when(account.set_at)}"
+    return (
+        account.scope, _limit(account), _amount(account.spent, account), _amount(account.reserved, account), left, by
+    )  # fmt: skip
+
+
+def _limit(account: Account) -> str:
+    if account.limit is None:
+        return f"none/{account.window}" if account.window else "none"
+    amount = _amount(account.limit, account) + (f"/{account.window}" if account.window else "")
+    return amount if account.hard else f"{amount}, watched"
+
+
+def _amount(value: Any, account: Account | Difference) -> str:
+    unit = {"time": "s"}.get(account.unit, account.unit)
+    return f"{value:f} {unit}"
+
+
+def _difference(one: Difference) -> tuple[object, ...]:
+    window = f" ({one.window} of {one.begins:%Y-%m-%d %H:%M} UTC)" if one.window and one.begins else ""
+    return f"{one.scope}{window}", f"{one.what} {one.unit}", _amount(one.counted, one), _amount(one.by_calls, one)

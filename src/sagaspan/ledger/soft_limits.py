@@ -1,0 +1,54 @@
+"""Soft limits: an event on the span of the call that crossed one, and a metric; nothing is refused (rule book (c) 7).
+
+What counts is what was *spent*: a reservation is an upper bound, and would speak up too early. Spending only grows, so
+that of all processes together one sees a crossing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sagaspan import _metrics as metrics
+from sagaspan import _spans as spans
+from sagaspan import semconv
+from sagaspan._call import Call
+from sagaspan.amounts import Unit, show_amount
+from sagaspan.budget import Budget
+from sagaspan.ledger.limits import Limits
+from sagaspan.ledger.store import Change, SpendChange
+
+_log = logging.getLogger("sagaspan")
+
+
+@spans.harmless(None)
+def tell(call: Call, limits: Limits, changes: Sequence[Change], used: Sequence[int]) -> None:
+    """Say which soft limits the settled ``changes`` of ``call`` crossed; ``used`` is as in ``Commit``."""
+    spends = [change for change in changes if isinstance(change, SpendChange)]
+    for change, after in zip(spends, used, strict=True):
+        budget = limits.budget_for(call, change.record) if change.spent else None
+        if budget is not None:
+            for percent in _crossed(budget, after - change.spent, after):
+                _tell(call, change.record.scope, budget, percent)
+
+
+def _crossed(budget: Budget, before: int, after: int) -> tuple[int, ...]:
+    if budget.hard or 100 in budget.soft:
+        return budget.soft_limits_crossed(before, after)
+    return budget.replace(soft=(*budget.soft, 100)).soft_limits_crossed(before, after)  # nothing else would say so
+
+
+def _tell(call: Call, scope: str, budget: Budget, percent: int) -> None:
+    limit = show_amount(budget.limit, Unit(budget.unit))
+    _log.info("budget: %s has used %d %% of %s", scope, percent, budget)
+    call.span.add_event(
+        semconv.EVENT_SOFT_LIMIT,
+        {
+            semconv.BUDGET_SCOPE: scope,
+            semconv.BUDGET_UNIT: budget.unit,
+            semconv.BUDGET_WINDOW: budget.window or "",
+            semconv.BUDGET_LIMIT: limit,
+            semconv.BUDGET_PERCENT: percent,
+        },
+    )
+    metrics.soft_limit(scope, budget.unit, percent)
