@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from sagaspan import ConfigurationError, Guard
+from sagaspan import Budget, ConfigurationError, Guard
 from sagaspan.adapters import PolicyBook, guard_function, tool_behind
 
 
@@ -28,12 +28,14 @@ class FunctionsAdapter:
         *,
         name: str | None,
         run_id: str | None,
+        budget: tuple[Budget, ...] | None,
         on_interrupt: Any,
     ) -> Any:
         """``target`` guarded. ``name`` names a single function's tool; a function opens no run of its own."""
-        if run_id is not None or on_interrupt is not None:
+        if run_id is not None or budget is not None or on_interrupt is not None:
             raise ConfigurationError(
-                "a wrapped function opens no run, so it takes no run_id or on_interrupt; call it within guard.run(...)"
+                "a wrapped function opens no run, so it takes no run_id, budget or on_interrupt; call it within "
+                "guard.run(...), or give its tool a budget: Guard(budgets={'tool:NAME': '20 USD/day'})"
             )
         functions = list(target) if isinstance(target, list | tuple) else [target]
         if name is not None and len(functions) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sagaspan import ConfigurationError, Guard
+from sagaspan import Budget, ConfigurationError, Guard
 from sagaspan.adapters import PolicyBook
 
 ROOTS: Final = frozenset({"langchain", "langchain_core", "langchain_classic", "langgraph"})
@@ -27,6 +27,7 @@ class LangChainAdapter:
         *,
         name: str | None,
         run_id: str | None,
+        budget: tuple[Budget, ...] | None,
         on_interrupt: Any,
     ) -> Any:
         """``target`` guarded, of the same type; raises ``ConfigurationError`` for anything it cannot guard."""
@@ -34,16 +35,16 @@ class LangChainAdapter:
 
         _compat.check()
         if isinstance(target, list | tuple) or _compat.is_tool(target):
-            if run_id is not None or on_interrupt is not None or name is not None:
+            if any(option is not None for option in (name, run_id, budget, on_interrupt)):
                 raise ConfigurationError(
-                    "a wrapped tool opens no run and keeps its name, so it takes no name, run_id or on_interrupt; "
-                    "wrap the agent, or call it within guard.run(...)"
+                    "a wrapped tool opens no run and keeps its name, so it takes no name, run_id, budget or "
+                    "on_interrupt; wrap the agent, or call it within guard.run(...)"
                 )
             return _tools.wrap_tools(guard, target, book)
         if _compat.is_graph(target):
             from sagaspan_langchain import _graphs
 
-            opening = _graphs.Opening(name=name, run_id=run_id, on_interrupt=on_interrupt)
+            opening = _graphs.Opening(name=name, run_id=run_id, budget=budget, on_interrupt=on_interrupt)
             return _graphs.wrap_graph(guard, target, book, opening)
         raise ConfigurationError(
             f"guard.wrap cannot guard a {type(target).__module__}.{type(target).__qualname__} yet: wrap the agent or "

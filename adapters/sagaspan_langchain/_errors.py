@@ -14,6 +14,7 @@ from sagaspan import (
     BudgetExceeded,
     CallInProgress,
     LockConflict,
+    LoopDetected,
     OutcomeUnknown,
     RateLimited,
     Refused,
@@ -33,7 +34,7 @@ def told(error: BaseException) -> dict[str, Any] | None:
     """What the model is told instead of ``error``, or None if it is not for the model."""
     if not isinstance(error, SagaspanError):
         return None
-    if not isinstance(error, OutcomeUnknown) and (not isinstance(error, Refused) or isinstance(error, _ENDING)):
+    if not isinstance(error, OutcomeUnknown) and (not isinstance(error, Refused) or _ends(error)):
         return None
     data: dict[str, Any] = {"status": _STATUS[error.tool_ran], "retry": "forbidden", "error": type(error).__name__}
     if isinstance(error, RateLimited | CallInProgress | LockConflict):
@@ -45,6 +46,10 @@ def told(error: BaseException) -> dict[str, Any] | None:
         if error.tool_ran == "unknown":
             data["next"] = f"sagaspan calls resolve {error.call.id} OUTCOME --note WHY"
     return {**data, "message": str(error)}
+
+
+def _ends(error: Refused) -> bool:
+    return isinstance(error, _ENDING) or (isinstance(error, LoopDetected) and error.stops)
 
 
 _STATUS: Final = {"no": "refused", "yes": "done", "unknown": "unknown"}

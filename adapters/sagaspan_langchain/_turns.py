@@ -24,7 +24,7 @@ from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
-from sagaspan import Guard, Run, StoreUnavailable
+from sagaspan import Budget, Guard, Run, StoreUnavailable
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
 
@@ -39,6 +39,7 @@ class Opening:
 
     name: str | None
     run_id: str | None
+    budget: tuple[Budget, ...] | None
     on_interrupt: Literal["hold", "compensate"] | None
     agent: str | None = None
 
@@ -60,7 +61,8 @@ class Turn:
         self._thread = None if thread is None else str(thread)
         self._has_history = self._thread is not None and isinstance(graph.checkpointer, BaseCheckpointSaver)
         self._watch = _Watch()
-        self._joined = guard.current_run()
+        # A budget of its own is counted in a run of its own, nested in the one in force.
+        self._joined = guard.current_run() if opening.budget is None else None
         self._run: Run
         # Inside another graph's node it is that graph that pauses, and its own watch that sees it.
         self.config = config if self._nested else _compat.merged(config, {"callbacks": [self._watch]})
@@ -107,6 +109,7 @@ class Turn:
             id=opening.run_id or turn_id,
             conversation=self._thread,
             agent=opening.agent,
+            budget=opening.budget,
             on_interrupt=opening.on_interrupt,
         )
 

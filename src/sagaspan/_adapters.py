@@ -11,6 +11,7 @@ from sagaspan.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from sagaspan._guard import Guard
+    from sagaspan.budget import Budget
     from sagaspan.policy import PolicyBook
 
 GROUP: Final = "sagaspan.adapters"
@@ -30,9 +31,10 @@ class Adapter(Protocol):
         *,
         name: str | None,
         run_id: str | None,
+        budget: tuple[Budget, ...] | None,
         on_interrupt: Any,
     ) -> Any:
-        """``target`` guarded; the original stays as it is."""
+        """``target`` guarded; the original stays as it is. Options it cannot honour raise ``ConfigurationError``."""
 
 
 def find_adapter(target: object) -> Adapter:

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span, TracerProvider
 
@@ -52,6 +52,7 @@ from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.records import SESSION, CallRecord, CallState, Phase, RunRecord, RunState
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
+from sagaspan.loops import ALLOWED
 from sagaspan.middleware.budget import BudgetMiddleware
 from sagaspan.middleware.loop import LoopMiddleware
 from sagaspan.middleware.replay import ReplayMiddleware
@@ -95,6 +96,7 @@ class Engine:
         fail_open: bool = False,
         budgets: BudgetBook | None = None,
         budget: tuple[Budget, ...] = (),
+        loop: int | Literal[False] = ALLOWED,
     ) -> None:
         self._fail_open = fail_open
         self.namespace = namespace
@@ -104,6 +106,7 @@ class Engine:
         self._require_run = require_run
         self._budgets = budgets or BudgetBook(None)
         self.budget = budget
+        self.loop = loop
         self.made_run: Callable[[], Run | None] = lambda: None
         self.at_first_end: Callable[[], None] | None = None
         self._unresolved: set[Tool] = set()
@@ -132,11 +135,11 @@ class Engine:
         self._fold()
 
     def _fold(self) -> None:
-        endpoint = self._ledger if self.outage is None else FailOpen(self._ledger, self.outage)
+        endpoint = self._ledger if self.outage is None else FailOpen(self._ledger, self.outage, self.limits)
         layers: list[Middleware] = [
             TelemetryMiddleware(self.tracer),
             *self._middleware,
-            LoopMiddleware(),
+            LoopMiddleware(self.loop),
             ReplayMiddleware(endpoint.serve),
             BudgetMiddleware(),
             SagaMiddleware(self.compensation_for),
@@ -409,7 +412,7 @@ class Engine:
     def make_model_call(self, tool: Tool, model: str, arguments: Mapping[str, Any], backend: Backend) -> Call:
         """A call of a model, which is never answered from the ledger; raises what ``run_in_force`` does."""
         run = self.run_in_force(backend, tool)
-        record = self._session_run() if run is None else run.record
+        record = self._session_of(tool) if run is None else run.record
         scope, value, id_ = run_scope(record.id, record.generation), new_id(now_us()), new_id(now_us())
         parent = current_call.get()
         return Call(

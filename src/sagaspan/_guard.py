@@ -18,7 +18,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 from opentelemetry.trace import TracerProvider
 
 from sagaspan import _owner as owner
-from sagaspan import codecs, loops
+from sagaspan import codecs
 from sagaspan._accounts import Accounts
 from sagaspan._adapters import find_adapter
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
@@ -27,6 +27,7 @@ from sagaspan._checks import check_choice, check_flag, check_mapping, check_name
 from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
+from sagaspan._defaults import defaults_of
 from sagaspan._engine import Engine, Origin, call_sync
 from sagaspan._llm import LlmCall, metered
 from sagaspan._loops import check_loop
@@ -64,14 +65,16 @@ class Guard:
         store: ``"sqlite:///path"``; None is ``SAGASPAN_STORE``, else ``ledger.db`` in the nearest ``.sagaspan``. Or a
             ``Store`` of ``sagaspan.testing``.
         policies: name or glob of a tool to its ``Policy``, or the path of a TOML file with ``[tools.NAME]`` tables.
-        budget: of each run, such as ``"2 USD"`` or ``["100k tokens", "10 min"]``.
+        budget: of each run, such as ``"2 USD"`` or ``["100k tokens", "10 min"]``; None: ``SAGASPAN_BUDGET``, else
+            ``budget`` in the policy file's ``[guard]``, else none.
         budgets: of scopes and globs of them, such as ``{"user:*": "20 USD/day"}``: each user has their own.
         prices: of models, over those that come along: ``{"my-model": {"input": 2.5, "output": 10}}`` in US dollars
             per million tokens, or the path of a TOML file with ``[prices]``.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
-        fail_open: while the store is down, tools with ``effect="read"`` run unrecorded; everything else fails closed.
+        fail_open: while the store is down, tools with ``effect="read"`` run unrecorded, if no budget holds for them;
+            everything else fails closed. None: ``SAGASPAN_FAIL_OPEN``, else ``[guard]`` in the file, else False.
         require_run: refuse calls outside a run.
         migrate: ``"auto"``, or ``"check"`` to refuse an older ledger.
         tracer_provider: where spans go; None is the global provider.
@@ -91,7 +94,7 @@ class Guard:
         middleware: Sequence[Middleware] = (),
         namespace: str = "default",
         on_interrupt: OnInterrupt | None = None,
-        fail_open: bool = False,
+        fail_open: bool | None = None,
         require_run: bool = False,
         migrate: Migrate = "auto",
         tracer_provider: TracerProvider | None = None,
@@ -100,8 +103,9 @@ class Guard:
         check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
         check_choice("migrate", migrate, ("auto", "check"))
         check_choice("durability", durability, ("normal", "full"))
-        for flag, value in (("fail_open", fail_open), ("require_run", require_run)):
-            check_flag(flag, value)
+        check_flag("require_run", require_run)
+        if fail_open is not None:
+            check_flag("fail_open", fail_open)
         check_name("namespace", namespace)
         if tracer_provider is not None and not hasattr(tracer_provider, "get_tracer"):
             raise ConfigurationError(f"tracer_provider takes a TracerProvider, not {described(tracer_provider)}")
@@ -113,7 +117,8 @@ class Guard:
         self._on_interrupt = on_interrupt
         file = read_policy_file(Path(policies)) if isinstance(policies, str | Path) else {}
         self.prices = load_prices(file.get("prices") if prices is None else prices)
-        self.fail_open = fail_open
+        defaults = defaults_of(file, str(policies), budget=budget, fail_open=fail_open)
+        self.fail_open = defaults.fail_open
         self._connect = functools.partial(connect, migrate=migrate, durability=durability)
         self._engine = Engine(
             self._opened(store),
@@ -121,9 +126,10 @@ class Guard:
             middleware=middleware,
             tracer_provider=tracer_provider,
             require_run=require_run,
-            budget=budgets_of(budget),
+            budget=defaults.budget,
+            loop=defaults.loop,
             budgets=BudgetBook({**(budgets or {}), **file.get("budgets", {})}),
-            fail_open=fail_open,
+            fail_open=defaults.fail_open,
         )
         self._engine.at_first_end = self._warn_of_unused
 
@@ -207,6 +213,7 @@ class Guard:
         *,
         name: str | None = None,
         run_id: str | None = None,
+        budget: Budgets | None = None,
         on_interrupt: OnInterrupt | None = None,
     ) -> T:
         """``target`` guarded, of the same type as before; the original is left as it is.
@@ -216,15 +223,19 @@ class Guard:
             policies: for its tools by name or glob, over those of the guard.
             name: what its runs are called.
             run_id: the id of the run it opens if none is in force; None makes one for each invocation.
+            budget: of each run it opens, as for ``run``; with one it opens a run of its own within a run in force too.
             on_interrupt: as for ``Guard``.
 
         Raises ``ConfigurationError`` for an object no adapter knows, or a policy for a tool it does not have.
         """
         check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
         book = PolicyBook(policies, source="wrap(policies)")
+        own = budgets_of(budget, where="wrap(budget)")
         adapter = find_adapter(target)
         with self._engine.all_or_nothing():
-            wrapped: T = adapter.wrap(self, target, book, name=name, run_id=run_id, on_interrupt=on_interrupt)
+            wrapped: T = adapter.wrap(
+                self, target, book, name=name, run_id=run_id, budget=own or None, on_interrupt=on_interrupt
+            )
         return wrapped
 
     def define(self, function: Callable[..., Any], *, name: str, policy: Policy, **details: Any) -> Tool:
@@ -517,14 +528,16 @@ class Guard:
             )
         )
 
-    def check_loop(self, tool: str, args: Mapping[str, Any] | None = None, *, allowed: int = loops.ALLOWED) -> None:
+    def check_loop(self, tool: str, args: Mapping[str, Any] | None = None, *, allowed: int | None = None) -> None:
         """Count a call of ``tool`` that this guard does not make; raises ``LoopDetected`` after ``allowed`` equal ones.
 
-        Counted are equal calls among the latest 64 of the run in force (else of this guard's session), with whatever
-        result; the error has ``count`` and ``signature``.
+        ``allowed`` None: as for tools whose policy does not say (5, or ``SAGASPAN_LOOP``). Counted are equal calls
+        among the latest 64 of the run in force (else of this guard's session), with whatever result; the error has
+        ``count`` and ``signature``.
         """
         run = self.current_run()
-        check_loop(self._engine.signals if run is None else run.signals, tool, args or {}, allowed)
+        most = self._engine.loop if allowed is None else allowed
+        check_loop(self._engine.signals if run is None else run.signals, tool, args or {}, most)
 
     def usage(
         self,

@@ -29,7 +29,7 @@ from sagaspan._context import current_run
 from sagaspan._outcome import never_happened
 from sagaspan._tool import Tool, tool_of
 from sagaspan.amounts import MAX_AMOUNT, Unit
-from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, Refused
+from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, Refused, StoreUnavailable
 from sagaspan.ledger.attempts import Ended
 from sagaspan.ledger.budgets import AS_RESERVED, ONLY_COUNTED, Spent
 from sagaspan.ledger.ledger import Claim
@@ -80,6 +80,7 @@ class LlmCall:
         self._started_us = 0
         self._booked: UsageRecord | None = None
         self._busy = ExitStack()
+        self._is_over = False
         self._span: Span = INVALID_SPAN
 
     # -- what users do -----------------------------------------------------------------------------------------
@@ -154,14 +155,26 @@ class LlmCall:
                 )
             if inside is not None:
                 self._busy.enter_context(inside.busy())
-            self._claim = await self._engine.ledger.begin(call)
+            self._claim = await self._claimed(call)
         except BaseException as error:
             self._busy.close()
             spans.end(self._span, {semconv.CALL_EXECUTED: False}, error)
             if inside is not None and isinstance(error, BudgetExceeded):
                 inside.doom(error)
             raise
-        self._call, self._started_us = call, self._claim.record.started_us
+        self._call = call
+        self._started_us = now_us() if self._claim is None else self._claim.record.started_us
+
+    async def _claimed(self, call: Call) -> Claim | None:
+        """Claim it; None if the store is down and ``fail_open`` lets it by, of which no budget must hold."""
+        try:
+            return await self._engine.ledger.begin(call)
+        except StoreUnavailable as error:
+            if self._engine.outage is None or self._engine.limits.hold(call):
+                raise
+            _log.warning("%s runs unrecorded (fail_open=True): %s", call.tool.name, self._engine.outage.began(error))
+            spans.mark(self._span, semconv.UNRECORDED)
+            return None
 
     @property
     def most_output(self) -> int:
@@ -177,14 +190,14 @@ class LlmCall:
 
     async def end(self, error: BaseException | None) -> None:
         """Settle it; ``error`` is what ended it, if anything did."""
-        if self._call is None or self._claim is None:
+        if self._call is None or self._is_over:
             return
-        call, claim = self._call, self._claim
-        self._claim = None
+        self._is_over = True
         try:
             ended, spent = self._ended(error)
             self._booked = spent.usage
-            self._record = await self._engine.ledger.end(call, claim, ended, spent)
+            if self._claim is not None:
+                self._record = await self._engine.ledger.end(self._call, self._claim, ended, spent)
         finally:
             self._busy.close()
             _close_span(self, error)

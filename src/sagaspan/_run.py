@@ -180,6 +180,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.deactivate()
+        error = self._told_apart(error)
         self._raise(error, run_sync(self._leave(error, SYNC)))
 
     async def __aenter__(self) -> Self:
@@ -191,6 +192,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.deactivate()
+        error = self._told_apart(error)
         # An undo is not cancelled halfway: a second cancellation waits until it is over.
         finished = await ASYNCIO.to_the_end(self._leave(error, ASYNCIO))
         self._raise(error, finished.value)
@@ -270,10 +272,9 @@ class Run:
             raise RunClosed(f"the run {self.id!r} {how}; tool {tool.name!r} did not run", status=self.record.state)
         if self._doomed is not None:
             raise RunClosed(
-                f"the run {self.id!r} stops: a critical step failed ({type(self._doomed).__name__}); "
-                f"tool {tool.name!r} did not run",
+                f"the run {self.id!r} stops: {_why_doomed(self._doomed)}; tool {tool.name!r} did not run",
                 status=self.record.state,
-            )
+            ) from self._doomed
         if backend.is_async and self._in_running_loop:
             raise ConfigurationError(
                 f"tool {tool.name!r} is awaited inside a synchronous `with guard.run(...)` in a running event "
@@ -407,10 +408,23 @@ class Run:
                 self._outer.saw(result)
 
     def doom(self, error: BaseException) -> None:
-        """A critical step failed: the run stops and is compensated even if somebody swallows ``error``."""
+        """A critical step failed: the run stops and is compensated even if somebody swallows ``error``.
+
+        So does the run around it, if it is a budget of both that is used up; what the run itself was given, or its
+        going in circles, is an error that the one around it may handle.
+        """
         self._doomed = self._doomed or error
-        if self._outer is not None and isinstance(error, BudgetExceeded | LoopDetected):
+        if self._outer is not None and isinstance(error, BudgetExceeded) and not self._is_own(error.scope):
             self._outer.doom(error)
+
+    def _is_own(self, scope: str) -> bool:
+        """Whether ``scope`` is this run, or what counts one of its tools."""
+        return scope == f"run:{self.id}" or scope.startswith(f"run:{self.id}/")
+
+    def _told_apart(self, error: BaseException | None) -> BaseException | None:
+        """``error``, or None for the refusal of whoever went on in a run that stops: it stops for what stopped it."""
+        refused = isinstance(error, RunClosed) and self._doomed is not None and error.__cause__ is self._doomed
+        return None if refused else error
 
     # -- entering and leaving ------------------------------------------------------------------------------------
 
@@ -649,7 +663,8 @@ class Run:
         if self.record.state is RunState.HELD and not self.replaying:
             forward = "its pivot is done, so it only goes forward: enter it again with the same id"
             why = forward if self.reason == PIVOT else "nothing was undone"
-            self._say(error, f"sagaspan: run {self.id!r} is held ({self.reason}): {why}; sagaspan show {self.id}")
+            left_by = error or self._doomed
+            self._say(left_by, f"sagaspan: run {self.id!r} is held ({self.reason}): {why}; sagaspan show {self.id}")
         if report is not None:
             original = error or self._doomed
             if original is not None or not report.complete:
@@ -730,3 +745,10 @@ def _loop_is_running() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _why_doomed(error: BaseException) -> str:
+    if isinstance(error, BudgetExceeded):
+        return f"the budget of {error.scope!r} is used up"
+    why = "it goes in circles" if isinstance(error, LoopDetected) else "a critical step failed"
+    return f"{why} ({type(error).__name__})"

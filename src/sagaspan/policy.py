@@ -267,10 +267,11 @@ def read_policy_file(path: Path) -> dict[str, Any]:
 
 
 def _tools_table(tables: dict[str, Any], path: Path) -> Policies:
-    unknown = sorted(set(tables) - {"tools", "budgets", "prices"})
+    unknown = sorted(set(tables) - {"tools", "budgets", "prices", "guard"})
     if unknown:
         raise ConfigurationError(
-            f"{path}: unknown table [{unknown[0]}]; policies stand in [tools.NAME], beside [budgets] and [prices]"
+            f"{path}: unknown table [{unknown[0]}]; policies stand in [tools.NAME], beside [guard], [budgets] and "
+            "[prices]"
         )
     tools = tables.get("tools", {})
     if not isinstance(tools, dict) or not all(isinstance(fields, dict) for fields in tools.values()):

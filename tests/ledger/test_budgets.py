@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from decimal import Decimal
@@ -351,3 +352,46 @@ def test_a_killed_process_leaves_its_reservation_with_its_record(tmp_path: Path,
             world.resume()
         guard = Guard(world.store, budgets={"tool:buy": "1 USD"})
         assert guard.usage(tool="buy").reserved == 1
+
+
+def test_who_goes_on_after_a_stop_ends_for_what_stopped_it(store_url: str, caller: Caller) -> None:
+    """The refusal of the next call is no other end of the run: it is undone, and raises why it stopped."""
+    guard, undone = Guard(store_url), []
+
+    @caller.tool(guard, compensate=lambda n: undone.append(n))
+    def act(n: int) -> int:
+        return n
+
+    async def job() -> None:
+        async with caller.run(guard, "r", id="r", budget="1 calls"):
+            await caller.call(act, 1)
+            with contextlib.suppress(BudgetExceeded):
+                await caller.call(act, 2)
+            await caller.call(act, 3)
+
+    with pytest.raises(BudgetExceeded):
+        caller.play(job)
+    assert undone == [1]
+    assert (guard.runs.get("r").status, guard.runs.get("r").reason) == ("compensated", "budget")
+
+
+def test_the_budget_of_a_run_inside_is_its_own(store_url: str) -> None:
+    """What it was given and has used up is an error that the run around it may handle; their common one stops both."""
+    guard = Guard(store_url)
+
+    @guard.tool(effect="write", compensate=lambda n: None)
+    def act(n: int) -> int:
+        return n
+
+    with guard.run("outer", id="o", budget="4 calls"):
+        with pytest.raises(BudgetExceeded), guard.run("inner", budget="1 calls"):
+            act(1)
+            act(2)
+        act(3)
+    assert guard.runs.get("o").status == "completed"
+    with pytest.raises(BudgetExceeded), guard.run("outer", id="p", budget="1 calls"):
+        with contextlib.suppress(BudgetExceeded), guard.run("inner", budget="4 calls"):
+            act(1)
+            act(2)
+        act(3)
+    assert (guard.runs.get("p").status, guard.runs.get("p").reason) == ("failed", "budget")

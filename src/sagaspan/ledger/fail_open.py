@@ -18,6 +18,7 @@ from sagaspan._tool import Tool
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger.attempts import run_attempts
 from sagaspan.ledger.ledger import ONCE, Ledger, new_record, outcome
+from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.records import RunRecord
 
 _log = logging.getLogger("sagaspan")
@@ -56,9 +57,10 @@ def unrecorded(run: RunRecord) -> RunRecord:
 class FailOpen:
     """The endpoint of the onion over a ledger that may be down."""
 
-    def __init__(self, ledger: Ledger, outage: Outage) -> None:
+    def __init__(self, ledger: Ledger, outage: Outage, limits: Limits) -> None:
         self._ledger = ledger
         self._outage = outage
+        self._limits = limits
 
     async def __call__(self, call: Call) -> Result:
         """As the ledger, or unrecorded if that is down and the call is a read of which the claim holds nothing."""
@@ -69,6 +71,10 @@ class FailOpen:
                 return await self._ledger(call)
             except StoreUnavailable as error:  # of the claim: what the body raises is in the result
                 self._outage.began(error)
+        if self._limits.hold(call):  # nobody could count it, in no process
+            raise StoreUnavailable(
+                f"tool {call.tool.name!r} did not run: a budget or a rate holds for it, and {self._outage.why}"
+            )
         return await _run_unrecorded(call, self._outage.why)
 
     async def serve(self, call: Call) -> Result | None:

@@ -96,6 +96,11 @@ class Limits:
                 return budget
         return None
 
+    def hold(self, call: Call) -> bool:
+        """Whether a hard budget or a rate holds for ``call``, as far as this process knows."""
+        reserves = self.reservations(call, now_us())
+        return call.tool.policy.rate is not None or any(change.record.cap is not None for change in reserves)
+
     def caps_money(self, call: Call) -> bool:
         """Whether a hard budget of money holds for ``call``, as far as this process knows."""
         priced = call.declare(costs={Unit.USD: 0})
