@@ -153,13 +153,14 @@ class Ledger:
         if call.declared.locks:
             call = in_order(call)
         while True:
+            known = self._limits.version
             record, audit = transitions.open_call(new_record(call), None if call.tool.policy.defer else _marks(call))
             claimed = await self._commit_claim(call, CallChange(record, audit, claims=True, run_epoch=call.run.epoch))
             if claimed is not None:
                 return call, Claim(claimed)
             existing = await call.io(self._find, call)
             if existing is None:
-                if await call.io(self._limits.reload):
+                if await call.io(self._limits.reload, known):
                     continue
                 raise _closed(call)
             answer = await self._answer(call, existing)

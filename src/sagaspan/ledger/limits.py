@@ -50,16 +50,19 @@ class Limits:
         """The version of the controls that this process knows."""
         return self._known[0]
 
-    def reload(self) -> bool:
-        """Read the limits in force; whether they are other than those known before."""
+    def reload(self, since: int | None = None) -> bool:
+        """Read the limits in force; whether they are other than at version ``since`` (None: than those known).
+
+        A claim says which version it was made under: another thread may have read the next one already.
+        """
+        known = self.version
         version, limits = self._store.controls_of(self._namespace)
-        if version == self.version:
-            return False
-        by_pattern: dict[str, list[Budget]] = {}
-        for limit in limits:
-            by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
-        self._take(version, BudgetBook(by_pattern, source="limits"))
-        return True
+        if version != known:
+            by_pattern: dict[str, list[Budget]] = {}
+            for limit in limits:
+                by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
+            self._take(version, BudgetBook(by_pattern, source="limits"))
+        return version != (known if since is None else since)
 
     def of(self, scope: str) -> tuple[Budget, ...]:
         """The budgets of a scope: what an operator set over what the guard declares, unit by unit, window by window."""
