@@ -1,0 +1,96 @@
+"""One process of a crowd that calls under one cap, and the one who looks at the books meanwhile.
+
+``python -m tests.proofs.budget_crowd crowd|watch URL FOLDER``; see ``test_budgets.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import sys
+import threading
+import time
+from pathlib import Path
+
+from sagaspan import BudgetExceeded, Guard
+
+THREADS = 64
+FITS = 10
+BUDGETS = {"tenant:acme": f"{FITS} USD", "user:*": "9 USD"}
+SECONDS = 30.0
+
+
+def _wait_for(file: Path) -> None:
+    until = time.monotonic() + SECONDS
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.002)
+
+
+def _say(folder: Path, name: str, text: str = "x") -> None:
+    """One byte or line more in a file, whoever else writes to it."""
+    descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with contextlib.closing(os.fdopen(descriptor, "w")) as file:
+        file.write(text)
+
+
+def crowd(url: str, folder: Path) -> None:
+    """As many threads as there are, each with one call in a run of its own, all at once."""
+    guard = Guard(url, budgets=BUDGETS)
+
+    @guard.tool(effect="write", cost="1 USD")
+    def act() -> None:
+        _say(folder, "effects")
+        time.sleep(0.05)  # so that what is reserved is seen
+
+    def one(number: int) -> None:
+        with contextlib.suppress(BudgetExceeded), guard.run("r", tenant="acme", user=str(number % 4)):
+            act()
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(THREADS)]
+    _say(folder, "ready")
+    _wait_for(folder / "go")
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+
+
+def watch(url: str, folder: Path) -> None:
+    """Read the books of every budget again and again; tell of each that does not hold, and of how many were read."""
+    path = url.removeprefix("sqlite:///")
+    seen, wrong, used = 0, [], set()
+    until = time.monotonic() + SECONDS
+    with contextlib.closing(sqlite3.connect(path, timeout=SECONDS)) as connection:
+        _say(folder, "ready")
+        while not (folder / "over").exists() and time.monotonic() < until:
+            rows = connection.execute("select scope, cap, spent, reserved, overdraft from budgets").fetchall()
+            seen += 1
+            used |= {(spent > 0, reserved > 0) for _, _, spent, reserved, _ in rows}
+            wrong += [row for row in rows if row[2] + row[3] + row[4] > row[1] or min(row[1:]) < 0]
+            time.sleep(0.001)
+    (folder / "watched").write_text(json.dumps({"seen": seen, "wrong": wrong, "used": sorted(used)}))
+
+
+def spend(url: str, folder: Path) -> None:
+    """Threads that call until they are killed."""
+    guard = Guard(url, budgets={"tenant:acme": "1000000 USD"})
+
+    @guard.tool(effect="write", cost="1 USD")
+    def act(number: int, thread: int) -> None:
+        _say(folder, "effects")
+
+    def one(thread: int) -> None:
+        with guard.run("r", tenant="acme"):
+            for number in range(100_000):
+                act(number, thread)
+
+    threads = [threading.Thread(target=one, args=(thread,), daemon=True) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(SECONDS)
+
+
+if __name__ == "__main__":
+    {"crowd": crowd, "watch": watch, "spend": spend}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
