@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -49,7 +49,10 @@ _MOST_OUTPUT: Final = 1_000_000
 """Output tokens that a model without a known limit is assumed to give at most."""
 
 
-@functools.cache
+_COUNTS: Final = tuple(field.name for field in fields(Usage))
+
+
+@functools.lru_cache(10_000)
 def _tool_of(model: str) -> Tool:
     def ask() -> None:
         """The body of a model's call is its client."""
@@ -265,7 +268,8 @@ def metered(make: Callable[[], LlmCall]) -> Callable[[Callable[..., Any]], Calla
 
 
 def _told(usage: Usage) -> dict[str, Any]:
-    return {name: value for name, value in asdict(usage).items() if value}
+    counts = ((name, getattr(usage, name)) for name in _COUNTS)
+    return {name: count for name, count in counts if count}
 
 
 def _opening(self: LlmCall, call: Call) -> dict[str, AttributeValue]:

@@ -45,7 +45,7 @@ class ByHand:
         settled, settled_audit = transitions.move_call(record, transitions.CallEvent.SUCCEED, now_us(), result="1")
         claim, settle = CallChange(record, audit, claims=True, run_epoch=1), CallChange(settled, settled_audit, 1)
         row = columns.call_values(record)
-        claim_values = (*row[: sqlite._CLAIM_SEQ], *row[sqlite._CLAIM_SEQ + 1 :], "default", self._run.id, 1)
+        claim_values = (*row[: sqlite._CLAIM_SEQ], *row[sqlite._CLAIM_SEQ + 1 :], "default", self._run.id, 1, 0)
         audit_values = [columns.audit_values(claim.audit), columns.audit_values(settle.audit)]
         settle_values = (*columns.call_changes(settled), 1)
         execute = self._connection.execute

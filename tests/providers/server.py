@@ -223,6 +223,7 @@ _WIRES: dict[str, Any] = {
 
 def _handler(server: ModelServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True  # a header and a body in two packets would wait 40 ms for each other
         protocol_version = "HTTP/1.1"
 
         def setup(self) -> None:

@@ -104,6 +104,9 @@ class ModelPrice(_Rates):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+_REMEMBERED: Final = 10_000
+"""Names of models whose row is known; a name can come from outside."""
+
 Rows = Mapping[str, ModelPrice | Mapping[str, Any]]
 """Name or glob of a model, with or without its provider in front, and its row."""
 
@@ -130,6 +133,10 @@ class Prices:
         if rows is not None and not isinstance(rows, Mapping):
             raise ConfigurationError(f"{source} is a mapping of models to prices, not a {type(rows).__name__}")
         self._rows = {_row_name(name, source): _row(name, row, source) for name, row in (rows or {}).items()}
+        self._quotes = {
+            name: Quote(row.tariff(), f"prices {name} {row.version}") for name, row in self._rows.items()
+        }  # fmt: skip
+        self._found: dict[tuple[str, str | None], Quote | None] = {}
 
     def price_of(
         self, model: str, usage: Usage, provider: str | None = None, *, batch: bool = False, at_us: int | None = None
@@ -180,6 +187,17 @@ class Prices:
         return self._row_for(model, provider) or self._find(model, provider, terms, _day_from(_at(at_us)))
 
     def _row_for(self, model: str, provider: str | None) -> Quote | None:
+        if not self._rows:
+            return None
+        try:
+            return self._found[model, provider]
+        except KeyError:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            quote = self._found[model, provider] = self._look_for(model, provider)
+            return quote
+
+    def _look_for(self, model: str, provider: str | None) -> Quote | None:
         asked, means = model.strip().lower(), list(readings(model, provider))
         names = [f"{provider}/{asked}".lower()] if provider else []
         names += [f"{who}/{name}".lower() for who, name in means if who]
@@ -188,9 +206,7 @@ class Prices:
         exact = (name for name in names if name in self._rows)
         matching = (glob for glob in globs for name in names if fnmatch.fnmatchcase(name, glob))
         row = next(exact, None) or next(matching, None)
-        if row is None:
-            return None
-        return Quote(self._rows[row].tariff(), f"prices {row} {self._rows[row].version}")
+        return None if row is None else self._quotes[row]
 
     def _find(self, model: str, provider: str | None, terms: Terms, times: tuple[int, ...]) -> Quote:
         for who, name in readings(model, provider):
