@@ -494,6 +494,7 @@ class Guard:
         max_output_tokens: int | None = None,
         provider: str | None = None,
         demand: Demand | None = None,
+        limit_output: bool = False,
     ) -> LlmCall:
         """A call of a model made by whatever client: ``with guard.llm_call("gpt-4o", input_tokens=900) as call: ...``.
 
@@ -506,12 +507,14 @@ class Guard:
             max_output_tokens: the limit the request sets; None: the model's own limit counts.
             provider: who serves it, where the name does not say so.
             demand: all upper bounds together, instead of the two.
+            limit_output: a request without a limit gets one if the budgets cannot pay for the longest answer; it must
+                be sent with ``call.output_limit``, unless that is None.
 
         Entering raises ``BudgetExceeded``; ``PolicyDenied`` for a model without a known price under a hard budget of
         money; ``RunClosed`` or ``StoreError``.
         """
         demand = demand or Demand(input_tokens=input_tokens, output_tokens=max_output_tokens)
-        return LlmCall(self._engine, self.prices, model, demand, provider=provider)
+        return LlmCall(self._engine, self.prices, model, demand, provider=provider, limit_output=limit_output)
 
     def llm(
         self,

@@ -20,12 +20,14 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _metrics as metrics
+from sagaspan import _reaper as reaper
 from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
 from sagaspan._clock import now_us
 from sagaspan._context import current_run
+from sagaspan._headroom import affordable_output
 from sagaspan._outcome import never_happened
 from sagaspan._tool import Tool, tool_of
 from sagaspan.amounts import MAX_AMOUNT, Unit
@@ -65,14 +67,25 @@ class LlmCall:
 
     ``settle`` says what that was. Left by an error, it costs nothing if that proves that the model was not asked, or
     that its provider refused, and else all that was reserved; left without ``settle``, all of it too.
+
+    ``output_limit`` is the limit of output tokens that the request must be sent with, None if it needs none.
     """
 
     def __init__(
-        self, engine: Engine, prices: Prices, model: str, demand: Demand, *, provider: str | None = None
+        self,
+        engine: Engine,
+        prices: Prices,
+        model: str,
+        demand: Demand,
+        *,
+        provider: str | None = None,
+        limit_output: bool = False,
     ) -> None:
         self.model = model
         self.provider = provider
         self.demand = demand
+        self.output_limit: int | None = None
+        self._limit_output = limit_output
         self._engine = engine
         self._prices = prices
         self._usage: Usage | None = None
@@ -126,7 +139,10 @@ class LlmCall:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_sync(self.end(error))
+        if reaper.in_collection():
+            self.abandon()
+        else:
+            run_sync(self.end(error))
 
     async def __aenter__(self) -> Self:
         await self.begin(ASYNCIO)
@@ -137,14 +153,33 @@ class LlmCall:
     ) -> None:
         await self.end(error)
 
+    def streams(self) -> None:
+        """The answer has begun and comes piece by piece: leaving the run waits no longer for its end.
+
+        A stream that somebody holds on to may never end, and a model's answer is nothing that must be undone.
+        """
+        reaper.be_ready()
+        self._busy.close()
+
+    def abandon(self) -> None:
+        """Settle it from a finalizer: soon, and from another thread."""
+        if self._claim is not None:
+            reaper.leave(self._end_alone)
+
+    def _end_alone(self) -> None:
+        if self._call is not None:
+            self._call = replace(self._call, backend=SYNC)
+            run_sync(self.end(None))
+
     # -- the two ends --------------------------------------------------------------------------------------------
 
     async def begin(self, backend: Backend) -> None:
         """Reserve what it may cost; raises ``BudgetExceeded``, ``PolicyDenied``, ``RunClosed`` or ``StoreError``."""
         if self._call is not None:
             raise ConfigurationError("this call of a model was made already; make another with guard.llm_call(...)")
-        arguments = {"model": self.model, "input_tokens": self.demand.input_tokens, "output_tokens": self.most_output}
-        call = self._engine.make_model_call(_tool_of(self.model), self.model, arguments, backend)
+        if self._limit_output and self.demand.output_tokens is None:
+            await self._limit(backend)
+        call = self._make_call(backend)
         bound = self._prices.bound(self.model, self.demand, self.provider)
         call = call.declare(costs=self._costs(bound))
         self._span = spans.start(self._engine.tracer, call.tool.name, _opening(self, call))
@@ -178,6 +213,19 @@ class LlmCall:
             _log.warning("%s runs unrecorded (fail_open=True): %s", call.tool.name, self._engine.outage.began(error))
             spans.mark(self._span, semconv.UNRECORDED)
             return None
+
+    def _make_call(self, backend: Backend) -> Call:
+        arguments = {"model": self.model, "input_tokens": self.demand.input_tokens, "output_tokens": self.most_output}
+        return self._engine.make_model_call(_tool_of(self.model), self.model, arguments, backend)
+
+    async def _limit(self, backend: Backend) -> None:
+        """Limit the answer to what the budgets can pay for, where that is less than the model may give."""
+        engine, call = self._engine, self._make_call(backend)
+        limit = await backend.io(
+            affordable_output, engine.limits, engine.store, self._prices, call, self.demand, self.provider
+        )
+        if limit is not None and limit < self.most_output:
+            self.demand, self.output_limit = replace(self.demand, output_tokens=limit), limit
 
     @property
     def most_output(self) -> int:

@@ -21,7 +21,7 @@ _log = logging.getLogger("sagaspan")
 _UNSURE_STATUS: Final = frozenset({408, 409, 425})
 _CONNECT_TIMEOUTS: Final = frozenset({"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError"})
 _CONNECT_FAILURES: Final = frozenset({"NewConnectionError", "NameResolutionError", "ClientConnectorError"})
-_CLIENTS: Final = frozenset({"httpx", "httpcore", "requests", "urllib3", "aiohttp", "botocore"})
+_CLIENTS: Final = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "aiohttp", "botocore"})
 _STATUS_NAMES: Final = ("status_code", "http_status", "status")
 _LOST: Final = (TimeoutError, ConnectionError)
 _RAISE: Final = dis.opmap["RAISE_VARARGS"]
@@ -68,7 +68,7 @@ def never_happened(error: BaseException) -> bool:
     """
     try:
         links = list(_chain(error, None))
-        return any(_never_sent(link) or (_status(link) or 0) >= 400 for link in links)
+        return any(isinstance(link, NotApplied) or _never_sent(link) or (_status(link) or 0) >= 400 for link in links)
     except Exception:  # noqa: BLE001 - an error's own property that breaks proves nothing
         return False
 

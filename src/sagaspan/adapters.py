@@ -3,14 +3,15 @@
 An adapter is an object with ``knows(target)`` and
 ``wrap(guard, target, book, *, name, run_id, budget, on_interrupt)``. It defines its framework's tools with
 ``guard.define(...)`` under ``guard.policy_for(...)`` and sends their calls through ``guard.call_tool`` or
-``guard.acall_tool``.
+``guard.acall_tool``, and its calls of models through ``guard.llm_call``, an ``LlmCall``.
 """
 
 from __future__ import annotations
 
 from sagaspan._adapters import Adapter
 from sagaspan._guard import guard_function
+from sagaspan._llm import LlmCall
 from sagaspan._tool import Tool, tool_behind
 from sagaspan.policy import PolicyBook
 
-__all__ = ["Adapter", "PolicyBook", "Tool", "guard_function", "tool_behind"]
+__all__ = ["Adapter", "LlmCall", "PolicyBook", "Tool", "guard_function", "tool_behind"]

@@ -10,6 +10,7 @@ import contextlib
 import json
 import socket
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class ModelServer:
         self.default = Reply()
         self.answers: Callable[[Request], Reply] | None = None
         self.most_at_once = 0
+        self.compresses = False
         self._script: deque[Reply] = deque()
         self._at_once = 0
         self._changed = threading.Condition()
@@ -292,6 +294,9 @@ def _handler(server: ModelServer) -> type[BaseHTTPRequestHandler]:
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.send_header("transfer-encoding", "chunked")
+            self._zip = zlib.compressobj(wbits=31) if server.compresses else None
+            if self._zip is not None:
+                self.send_header("content-encoding", "gzip")
             self.end_headers()
             script = list(events)
             hidden = max(0, said.output_tokens - sum(tokens for _, _, tokens in script))
@@ -300,7 +305,7 @@ def _handler(server: ModelServer) -> type[BaseHTTPRequestHandler]:
                     raise _Dropped
                 if number == said.reply.error_after:
                     self._event(*_stream_error(bill.path))
-                    self._chunk(b"")
+                    self._last_chunk()
                     return
                 # Made before it is sent: a client that is gone has it on its bill all the same.
                 server._count(bill, tokens)
@@ -309,11 +314,19 @@ def _handler(server: ModelServer) -> type[BaseHTTPRequestHandler]:
             server._count(bill, hidden)
             with server._delivering(bill):
                 self._event(*script[-1][:2])
-                self._chunk(b"")
+                self._last_chunk()
 
         def _event(self, name: str | None, data: Any) -> None:
             text = data if isinstance(data, str) else json.dumps(data)
-            self._chunk((f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode())
+            data = (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
+            if self._zip is not None:
+                data = self._zip.compress(data) + self._zip.flush(zlib.Z_SYNC_FLUSH)
+            self._chunk(data)
+
+        def _last_chunk(self) -> None:
+            if self._zip is not None:
+                self._chunk(self._zip.flush())
+            self._chunk(b"")
 
         def _chunk(self, data: bytes) -> None:
             self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")

@@ -1,0 +1,61 @@
+"""The calls that are metered: which addresses of which APIs, what they can cost at most, and who serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sagaspan.llm.demand import Demand
+from sagaspan.llm.demands import chat_demand, embeddings_demand, messages_demand, responses_demand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """One way to ask a model. ``limit`` is the argument that limits its answer, None if there is nothing to limit.
+
+    ``asks_for_usage``: a stream only says what it used if the request asks for that.
+    """
+
+    demand: Callable[[Mapping[str, Any]], Demand]
+    limit: str | None
+    asks_for_usage: bool = False
+
+
+APIS: Final = {
+    "/chat/completions": Api(demand=chat_demand, limit="max_completion_tokens", asks_for_usage=True),
+    "/responses": Api(demand=responses_demand, limit="max_output_tokens"),
+    "/embeddings": Api(demand=embeddings_demand, limit=None),
+    "/v1/messages": Api(demand=messages_demand, limit="max_tokens"),
+}
+"""By the end of the address, as the SDKs write it."""
+
+_HOSTS: Final = {
+    "api.openai.com": "openai", "api.anthropic.com": "anthropic", "openrouter.ai": "openrouter",
+    "api.groq.com": "groq", "api.mistral.ai": "mistral", "api.deepseek.com": "deepseek", "api.x.ai": "xai",
+    "api.together.xyz": "together", "api.fireworks.ai": "fireworks", "api.perplexity.ai": "perplexity",
+    "api.moonshot.ai": "moonshot", "api.cerebras.ai": "cerebras", "generativelanguage.googleapis.com": "google",
+}  # fmt: skip
+"""Who serves there. Of any other host the name of the model says it, or nobody does."""
+_CLOUDS: Final = ("azure", "bedrock", "vertex")
+"""Clients of these are classes of their own: ``AzureOpenAI``, ``AsyncAnthropicBedrock``."""
+
+
+def api_of(url: str) -> Api | None:
+    """The API at ``url``, an address or its path; None if it is not metered."""
+    path = url.partition("?")[0]
+    return next((api for end, api in APIS.items() if path.endswith(end)), None)
+
+
+def provider_of(client: Any) -> str | None:
+    """Who serves the models of ``client``; None if only their names can say it."""
+    names = " ".join(kind.__name__ for kind in type(client).__mro__).lower()
+    cloud = next((cloud for cloud in _CLOUDS if cloud in names), None)
+    return cloud or _HOSTS.get(str(getattr(client.base_url, "host", "")))
+
+
+def limit_name(api: Api, provider: str | None) -> str | None:
+    """The argument that limits the answer: servers compatible with OpenAI's know the old name of it only."""
+    if api.limit == "max_completion_tokens" and provider not in ("openai", "azure"):
+        return "max_tokens"
+    return api.limit

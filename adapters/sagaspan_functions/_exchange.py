@@ -1,0 +1,183 @@
+"""One request of an SDK's client: every attempt of it is a call of its own, reserved before it is sent.
+
+An attempt that was answered is settled with what the answer says; one that the provider refused, or that never left,
+costs nothing; one that timed out may have been billed and stays booked as reserved. So the SDK's own retries count as
+what they are, each under the budgets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Final
+
+from sagaspan import Guard, NotApplied
+from sagaspan.adapters import LlmCall
+from sagaspan_functions._apis import Api, api_of, limit_name, provider_of
+from sagaspan_functions._meter import Meter, metered, settle
+
+
+class ProviderRefused(Exception):
+    """The provider answered with an HTTP status that refuses: nothing is billed."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the provider answered {status}")
+        self.status_code = status
+
+
+class Exchange:
+    """What is known of the request in force, from its options to its answer."""
+
+    def __init__(self, guard: Guard, client: Any) -> None:
+        self._guard = guard
+        self._client = client
+        self._api: Api | None = None
+        self._arguments: dict[str, Any] = {}
+        self._hides_usage = False
+        self._reserved: LlmCall | None = None
+
+    # -- before it is sent ---------------------------------------------------------------------------------------
+
+    def reserve(self, options: Any) -> Any:
+        """Reserve what an attempt with these ``options`` may cost; the options to send it with."""
+        call = self._call_of(options)
+        if call is None:
+            return options
+        self.unsent()
+        self._reserved = call.__enter__()
+        return self._completed(options, call)
+
+    async def areserve(self, options: Any) -> Any:
+        """As ``reserve``, in a running loop."""
+        call = self._call_of(options)
+        if call is None:
+            return options
+        await self.aunsent()
+        self._reserved = await call.__aenter__()
+        return self._completed(options, call)
+
+    def _call_of(self, options: Any) -> LlmCall | None:
+        self._api = api_of(str(options.url)) if str(options.method).lower() == "post" else None
+        if self._api is None or not isinstance(options.json_data, dict):
+            self._api = None
+            return None
+        self._arguments = {**options.json_data, **(getattr(options, "extra_json", None) or {})}
+        return self._make_call(self._api)
+
+    def _make_call(self, api: Api) -> LlmCall:
+        return self._guard.llm_call(
+            str(self._arguments.get("model") or "unknown"), demand=api.demand(self._arguments),
+            provider=provider_of(self._client), limit_output=api.limit is not None,
+        )  # fmt: skip
+
+    def _completed(self, options: Any, call: LlmCall) -> Any:
+        """``options`` with a limit that the budgets can pay for, and with the wish to be told what a stream used."""
+        assert self._api is not None  # noqa: S101 - the call was made for it
+        added: dict[str, Any] = {}
+        name = limit_name(self._api, provider_of(self._client))
+        if call.output_limit is not None and name is not None:
+            added[name] = call.output_limit
+        wishes = self._arguments.get("stream_options") or {}
+        self._hides_usage = bool(
+            self._api.asks_for_usage and self._arguments.get("stream") and "include_usage" not in wishes
+        )
+        if self._hides_usage:
+            added["stream_options"] = {**wishes, "include_usage": True}
+        if added:  # the options of this attempt only; the user's own dict is left alone
+            options.json_data = {**options.json_data, **added}
+        return options
+
+    def unsent(self, error: BaseException | None = None) -> None:
+        """Give back what was reserved for an attempt that was not sent."""
+        call, self._reserved = self._reserved, None
+        if call is not None:
+            call.__exit__(NotApplied, _not_sent(error), None)
+
+    async def aunsent(self, error: BaseException | None = None) -> None:
+        """As ``unsent``, in a running loop."""
+        call, self._reserved = self._reserved, None
+        if call is not None:
+            await call.__aexit__(NotApplied, _not_sent(error), None)
+
+    # -- sent ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether the request asks a model."""
+        return self._api is not None
+
+    def sent(self) -> LlmCall:
+        """The call that is sent now; another one where an SDK sends an attempt twice, with fresh credentials."""
+        call, self._reserved = self._reserved, None
+        return self._again().__enter__() if call is None else call
+
+    async def asent(self) -> LlmCall:
+        """As ``sent``, in a running loop."""
+        call, self._reserved = self._reserved, None
+        return await self._again().__aenter__() if call is None else call
+
+    def _again(self) -> LlmCall:
+        assert self._api is not None  # noqa: S101 - it is metered
+        return self._make_call(self._api)
+
+    def answered(self, call: LlmCall, response: Any) -> Any:
+        """Settle ``call`` with the answer, or have it settled when that has been read."""
+        if response.status_code >= 400:
+            call.__exit__(ProviderRefused, ProviderRefused(response.status_code), None)
+        elif response.is_closed:
+            settle(call, _body(response))
+            call.__exit__(None, None, None)
+        else:
+            return self._metered(call, response)
+        return response
+
+    async def aanswered(self, call: LlmCall, response: Any) -> Any:
+        """As ``answered``, in a running loop."""
+        if response.status_code >= 400:
+            await call.__aexit__(ProviderRefused, ProviderRefused(response.status_code), None)
+        elif response.is_closed:
+            settle(call, _body(response))
+            await call.__aexit__(None, None, None)
+        else:
+            return self._metered(call, response)
+        return response
+
+    def _metered(self, call: LlmCall, response: Any) -> Any:
+        call.streams()
+        is_stream = "text/event-stream" in response.headers.get("content-type", "")
+        return metered(response, Meter(call, is_stream=is_stream, hides_usage=self._hides_usage and is_stream))
+
+
+_in_force: ContextVar[Exchange | None] = ContextVar("sagaspan_exchange", default=None)
+
+
+def exchange_in_force() -> Exchange | None:
+    """The exchange whose request is being sent here."""
+    return _in_force.get()
+
+
+@contextlib.contextmanager
+def in_force(exchange: Exchange) -> Iterator[None]:
+    """``exchange`` is the request that is prepared and sent within the block."""
+    token = _in_force.set(exchange)
+    try:
+        yield
+    finally:
+        _in_force.reset(token)
+
+
+_NOT_SENT: Final = "the request was not sent"
+
+
+def _not_sent(error: BaseException | None) -> NotApplied:
+    proof = NotApplied(_NOT_SENT)
+    proof.__cause__ = error
+    return proof
+
+
+def _body(response: Any) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None

@@ -1,0 +1,209 @@
+"""An answer that is still coming: its bytes are read on the way to the SDK, until they say what the call used.
+
+It is read below the SDK's own parsing. So everything that can be done with an answer is metered by the same few lines:
+streams, their helpers and context managers, raw responses, ``parse``. An answer may end in five ways, and each settles
+the call: read to its end, closed, broken, dropped for the collector, or never looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from sagaspan import ConfigurationError
+from sagaspan.adapters import LlmCall
+from sagaspan.llm.streams import StreamUsage
+
+_METER: Final = "_sagaspan_meter"
+_BLANK: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+"""Whether an event is worth parsing; in a text that the model wrote the quotes would be escaped."""
+
+
+class Meter:
+    """What an answer says of its use, byte by byte.
+
+    ``hides_usage``: the user did not ask for the event that says it.
+    """
+
+    def __init__(self, call: LlmCall, *, is_stream: bool, hides_usage: bool) -> None:
+        self.call = call
+        self.ended = False
+        self.pulling = False
+        self._is_stream = is_stream
+        self._hides_usage = hides_usage
+        self._said = StreamUsage()
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Read ``data``; what of it (and of what was held back) the SDK is to see."""
+        if not self._is_stream:
+            self._rest += data
+            return data
+        *events, self._rest = self._split(self._rest + data)
+        seen = [event for event in events if not self._read(event)]
+        return b"".join(seen) if self._hides_usage else data
+
+    def rest(self) -> bytes:
+        """What was held back for a blank line that never came."""
+        return self._rest if self._hides_usage else b""
+
+    @staticmethod
+    def _split(data: bytes) -> list[bytes]:
+        ends = [found.end() for found in _BLANK.finditer(data)]
+        return [data[start:end] for start, end in zip([0, *ends], [*ends, len(data)], strict=True)]
+
+    def _read(self, event: bytes) -> bool:
+        """Read one event; whether nobody but us wanted it."""
+        if not _USAGE.search(event):
+            return False
+        lines = (line.removeprefix(b"data:") for line in event.splitlines() if line.startswith(b"data:"))
+        data = _parsed(b"\n".join(lines))
+        if not isinstance(data, dict):
+            return False
+        self._said = self._said.after(data)
+        return self._hides_usage and data.get("choices") == []
+
+    def tell(self) -> None:
+        """Tell the call what it used, as far as the answer said it."""
+        if not self._is_stream:
+            settle(self.call, _parsed(self._rest))
+        elif self._said.usage is not None:
+            settle(self.call, self._said.usage)
+        elif self._said.started is not None:
+            # Anthropic says first what went in; what came out of a stream that was dropped nobody knows.
+            most = self.call.most_output * self.call.demand.choices
+            settle(self.call, replace(self._said.started, output_tokens=max(most, self._said.started.output_tokens)))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The answer is over, because of ``error`` or as it should be."""
+        if not self.ended:
+            self.ended = True
+            self.tell()
+            self.call.__exit__(None if error is None else type(error), error, None)
+
+    async def aend(self, error: BaseException | None = None) -> None:
+        """As ``end``, in a running loop."""
+        if not self.ended:
+            self.ended = True
+            self.tell()
+            await self.call.__aexit__(None if error is None else type(error), error, None)
+
+    def drop(self) -> None:
+        """The answer is gone, and whoever noticed must not wait."""
+        if not self.ended:
+            self.ended = True
+            self.tell()
+            self.call.abandon()
+
+
+def settle(call: LlmCall, answer: Any) -> None:
+    """Tell ``call`` what ``answer`` says; one that does not say it leaves all booked that was reserved."""
+    try:
+        call.settle(answer)
+    except ConfigurationError:
+        return
+
+
+def metered(response: Any, meter: Meter) -> Any:
+    """``response`` of an HTTP client, read by ``meter`` too; the same object, whose class says so."""
+    kind: Any = type(response)
+    setattr(response, _METER, meter)
+    response.__class__ = _metered_type(kind)
+    return response
+
+
+def _read(meter: Meter, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """``pieces``, read by ``meter`` on the way."""
+    if meter.ended:
+        yield from pieces
+        return
+    try:
+        while True:
+            meter.pulling = True  # the response closes itself at its end, with more to come from a decoder
+            try:
+                data = next(pieces, None)
+            finally:
+                meter.pulling = False
+            if data is None:
+                break
+            if seen := meter.feed(data):
+                yield seen
+    except Exception as error:
+        meter.end(error)
+        raise
+    rest = meter.rest()
+    meter.end()
+    if rest:
+        yield rest
+
+
+async def _aread(meter: Meter, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """As ``_read``, in a running loop."""
+    if meter.ended:
+        async for data in pieces:
+            yield data
+        return
+    try:
+        while True:
+            meter.pulling = True
+            try:
+                piece = await anext(pieces, None)
+            finally:
+                meter.pulling = False
+            if piece is None:
+                break
+            if seen := meter.feed(piece):
+                yield seen
+    except Exception as error:
+        await meter.aend(error)
+        raise
+    rest = meter.rest()
+    await meter.aend()
+    if rest:
+        yield rest
+
+
+@functools.cache
+def _metered_type(kind: Any) -> Any:
+    class Metered(kind):  # type: ignore[misc] # whatever the HTTP client's response is
+        def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+            return _read(getattr(self, _METER), super().iter_bytes(chunk_size))
+
+        def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            return _aread(getattr(self, _METER), super().aiter_bytes(chunk_size))
+
+        def close(self) -> None:
+            try:
+                super().close()
+            finally:
+                if not getattr(self, _METER).pulling:
+                    getattr(self, _METER).end()
+
+        async def aclose(self) -> None:
+            try:
+                await super().aclose()
+            finally:
+                if not getattr(self, _METER).pulling:
+                    await getattr(self, _METER).aend()
+
+        def __del__(self) -> None:
+            getattr(self, _METER).drop()
+
+    return named_as(Metered, kind)
+
+
+def named_as(kind: Any, base: Any) -> Any:
+    kind.__name__, kind.__qualname__, kind.__module__ = base.__name__, base.__qualname__, base.__module__
+    return kind
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
