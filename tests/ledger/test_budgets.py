@@ -395,3 +395,24 @@ def test_the_budget_of_a_run_inside_is_its_own(store_url: str) -> None:
             act(2)
         act(3)
     assert (guard.runs.get("p").status, guard.runs.get("p").reason) == ("failed", "budget")
+
+
+def test_a_limit_that_another_thread_has_read_is_no_closed_run(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim under old limits is made again, also if its process knows the new ones by then."""
+    guard = Guard(store_url)
+    act = guard.tool("act", effect="write", repeat="new")(lambda: 1)
+    store = guard._store
+    commit = store.commit
+
+    def overtaken(changes: Any, *, synced: bool) -> Any:
+        monkeypatch.setattr(store, "commit", commit)
+        Guard(store_url).set_budget("tool:act", "9 calls")
+        saved = commit(changes, synced=synced)
+        guard._engine.limits.reload()  # as the claim of another thread does
+        return saved
+
+    with guard.run("r"):
+        act()
+        monkeypatch.setattr(store, "commit", overtaken)
+        assert act() == 1
+    assert guard.usage(tool="act").calls == 2

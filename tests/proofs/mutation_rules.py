@@ -78,6 +78,7 @@ _EXPECT = "tests/test_expect.py::"
 _PIVOTS = "tests/test_pivots.py::"
 _CRITICAL = "tests/test_critical.py::"
 
+_ACCOUNTS = "tests/test_accounts.py::"
 _LOOPS_TESTS = "tests/test_loops.py::"
 _TARIFFS = "tests/llm/test_tariff.py::"
 _PRICE = "tests/llm/test_prices.py::"
@@ -1504,6 +1505,86 @@ RULES: Final[tuple[Rule, ...]] = (
         old="*spent, *reserves, *rate, *conditions]\n",
         new="*spent, *reserves[:1], *rate, *conditions]\n",
         tests=(_BUDGETS + "test_nothing_is_reserved_if_one_scope_refuses",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="What a call holds of budgets goes with its key: a record that is superseded holds nothing.",
+        file="src/sagaspan/ledger/transitions.py",
+        old="        reserved=None,  # whoever takes the key over books what this one had\n",
+        new="",
+        tests=(_ACCOUNTS + "test_the_books_agree",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Every call keeps what it spent, so that the books can be made anew.",
+        file="src/sagaspan/ledger/budgets.py",
+        old="    return [replace(change, record=booked(change.record, spends)), *usage, *spends]\n",
+        new="    return [change, *usage, *spends]\n",
+        tests=(_ACCOUNTS + "test_the_books_agree",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="What pruned calls spent stays spent.",
+        file=_SQLITE,
+        old='        budgets.forget_spending(connection, "c.namespace = ? and c.run_id = ?", whose)\n',
+        new="",
+        tests=(_ACCOUNTS + "test_the_books_agree",),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="An outage is no way around a budget.",
+        file="src/sagaspan/ledger/fail_open.py",
+        old="        if self._limits.hold(call):",
+        new="        if False:",
+        tests=("tests/test_defaults.py::test_what_has_a_budget_fails_closed",),
+    ),
+    Rule(
+        section="(c) 7",
+        rule="A soft limit is told by the call that crossed it, and by no other.",
+        file="src/sagaspan/ledger/soft_limits.py",
+        old="_crossed(budget, after - change.spent, after)",
+        new="_crossed(budget, 0, after)",
+        tests=("tests/ledger/test_soft_limits.py::test_each_is_told_once",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Who goes on in a run that stops ends it for what stopped it.",
+        file=_RUN,
+        old="        return None if refused else error\n",
+        new="        return error\n",
+        tests=(_BUDGETS + "test_who_goes_on_after_a_stop_ends_for_what_stopped_it",),
+    ),
+    Rule(
+        section="design 3",
+        rule="The budget of a run inside another stops that one alone.",
+        file=_RUN,
+        old=" and not self._is_own(error.scope):",
+        new=":",
+        tests=(_BUDGETS + "test_the_budget_of_a_run_inside_is_its_own",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A third LoopDetected ends a LangChain agent.",
+        file="adapters/sagaspan_langchain/_errors.py",
+        old="(isinstance(error, LoopDetected) and error.stops)",
+        new="False",
+        tests=("tests/adapters/langchain/test_budgets.py::test_a_loop_is_told_and_then_ends_the_agent",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A budget of an agent holds within a run in force too.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="guard.current_run() if opening.budget is None else None",
+        new="guard.current_run()",
+        tests=("tests/adapters/langchain/test_budgets.py::test_within_a_run",),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="A claim under old limits is made again under the new ones, whichever thread has read them.",
+        file=_LEDGER,
+        old="call.io(self._limits.reload, known)",
+        new="call.io(self._limits.reload)",
+        tests=(_BUDGETS + "test_a_limit_that_another_thread_has_read_is_no_closed_run",),
     ),
     Rule(
         section="(f) 3",
