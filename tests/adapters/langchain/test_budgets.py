@@ -94,9 +94,12 @@ def test_a_loop_is_told_and_then_ends_the_agent(guard: Guard) -> None:
         made = create_agent(model(*[("look", {"city": "Rome"})] * calls), [_tool()], name=name)
         return guard.wrap(made, {"look": {"effect": "read"}})
 
+    told: list[Any] = []
     with pytest.raises(LoopDetected) as caught:
-        agent("loops", 9).invoke(ask())
+        for chunk in agent("loops", 9).stream(ask(), stream_mode="updates"):
+            told += chunk.get("tools", {}).get("messages", [])
     assert caught.value.stops
+    assert [message.status for message in told] == ["success"] * 5 + ["error"] * 2
     told = answers(agent("looks", 7).invoke(ask()))
     assert [message.status for message in told] == ["success"] * 5 + ["error"] * 2
     assert "call 6 of look" in str(told[5].content)
