@@ -13,10 +13,22 @@ SOURCE = ROOT / "src" / "sagaspan"
 ADAPTERS = ROOT / "adapters"
 
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
-BASE = {"_checks", "exceptions", "semconv", "codecs", "keys", "_clock", "_durations", "_fork", "_owner", "_home"}
+BASE = {
+    "_checks",
+    "_live",
+    "exceptions",
+    "semconv",
+    "codecs",
+    "keys",
+    "_clock",
+    "_durations",
+    "_fork",
+    "_owner",
+    "_home",
+}
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_probe", "_tool", "_backends", "_call", "_context", "_middleware",
-    "_spans",
+    "_spans", "redaction",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -24,6 +36,9 @@ ALLOWED = {
     "codecs": set(),
     "keys": set(),
     "_clock": set(),
+    "_live": {"_fork"},
+    "_secret": {"exceptions", "_home"},
+    "redaction": {"codecs", "exceptions"},
     "_durations": {"exceptions", "_checks"},
     "_fork": set(),
     "_owner": {"_fork"},
@@ -32,17 +47,17 @@ ALLOWED = {
     "expressions": {"exceptions"},
     "policy": {"exceptions", "_checks"},
     "_backends": {"_clock"},
-    "_spans": {"exceptions", "semconv"},
+    "_spans": {"exceptions", "semconv", "_live"},
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions", "_checks"},
     "_probe": {"exceptions", "_compensation"},
-    "_tool": {"exceptions", "_checks", "expressions", "policy", "_compensation", "_probe"},
+    "_tool": {"exceptions", "_checks", "expressions", "policy", "redaction", "_compensation", "_probe"},
     "_call": {"exceptions", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
     "_context": {"exceptions"},
     "_middleware": {"_call", "_checks", "exceptions", "ledger.records"},
-    "ledger": DATA | {"ledger", "_outcome"},
+    "ledger": DATA | {"ledger", "_outcome", "_secret"},
     "middleware": DATA | {"ledger.records"},
-    "stores": BASE | {"stores", "ledger.records", "ledger.store"},
+    "stores": BASE | {"stores", "ledger.records", "ledger.seal", "ledger.store"},
     "_endings": {"exceptions", "ledger.transitions"},
     "_rollback": DATA | {"ledger"},
     "_saga": DATA | {"ledger", "_endings", "_rollback"},

@@ -7,12 +7,13 @@ import difflib
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span, TracerProvider
 
 from sagaspan import _fork as fork
+from sagaspan import _live as live
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._backends import SYNC, Backend, run_sync
@@ -23,7 +24,7 @@ from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, tracer_of
-from sagaspan._tool import Tool, expectation
+from sagaspan._tool import Tool, check_handlers, expectation
 from sagaspan.exceptions import (
     ApprovalPending,
     ConfigurationError,
@@ -52,6 +53,7 @@ from sagaspan.ledger.transitions import RunEvent
 from sagaspan.middleware.replay import ReplayMiddleware
 from sagaspan.middleware.saga import SagaMiddleware
 from sagaspan.middleware.telemetry import TelemetryMiddleware
+from sagaspan.redaction import Redaction, leaves
 
 if TYPE_CHECKING:
     from sagaspan._run import Run
@@ -73,6 +75,7 @@ class Origin:
 
 
 _NOWHERE: Final = Origin()
+_NOTHING_HELD: Final = contextlib.nullcontext()
 
 
 class Engine:
@@ -105,6 +108,7 @@ class Engine:
         self._scheduled_with: dict[str, Tool] = {}
         self._lock = fork.new_lock()
         self._warned: set[str] = set()
+        self._redacting: dict[str, Redaction] = {}
         self._middleware = users_layers(middleware)
         self._innermost: tuple[Middleware, ...] = ()
         self._work_on(store)
@@ -117,6 +121,8 @@ class Engine:
         self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
         self.lease.forked.append(self._begin_again)
         self._session: RunRecord | None = None
+        for name, redaction in self._redacting.items():
+            store.seal.redact(self.namespace, name, redaction)
         self._fold()
 
     def _fold(self) -> None:
@@ -125,7 +131,7 @@ class Engine:
             TelemetryMiddleware(self.tracer),
             *self._middleware,
             ReplayMiddleware(endpoint.serve),
-            SagaMiddleware(self.compensation_for),
+            SagaMiddleware(self.compensation_for, self.lock_names),
             *self._innermost,
         ]
         self._onion = compose(layers, endpoint)
@@ -156,6 +162,9 @@ class Engine:
 
         A compensation named by a string is looked up before the next body runs.
         """
+        if tool.redaction is not None:
+            self.store.seal.redact(self.namespace, tool.name, tool.redaction)
+            self._redacting[tool.name] = tool.redaction.beside(self._redacting.get(tool.name))
         if tool.policy.defer:
             known = self._deferred.get((tool.name, tool.is_async), tool)
             same = known is not None and same_callable(known.function, tool.function)
@@ -237,6 +246,8 @@ class Engine:
                 undo.function, tool.parameters, where=where, name=name, empty_safe=tool.policy.empty_safe,
                 expect=expectation(tool.policy), timeout=undo.policy.timeout,
             )  # fmt: skip
+            if tool.redaction is not None:
+                check_handlers(tool.redaction, compensation, None, where)
             self._know(tool.name, compensation)
             self._unresolved.discard(tool)
 
@@ -262,13 +273,12 @@ class Engine:
                     f"tool {tool.name!r} is deferred until its run completes, and was called outside a run, where "
                     "nothing completes; use with guard.run(...)"
                 )
-            return self._deliver(
-                tool,
-                None,
-                await self._onion(self._make(tool, arguments, context, invoke, backend, origin, None)),
-            )
+            call = self._make(tool, arguments, context, invoke, backend, origin, None)
+            with live.held(call.secrets) if call.secrets else _NOTHING_HELD:
+                return self._deliver(tool, None, await self._onion(call))
         with run.busy():
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
+            run.keep_secret(call.secrets)
             return self._deliver(tool, run, await self._call_in(run, call))
 
     async def _call_in(self, run: Run, call: Call) -> Result:
@@ -279,6 +289,8 @@ class Engine:
             run.refused(call, error)
             raise
         run.asked_for(result.record.id, answered=not result.executed)
+        if call.tool.redaction is not None:
+            run.keep_secret(call.tool.redaction.secrets_of(result.value))
         policy = call.tool.policy
         if result.state is CallState.FAILED:
             run.did_not_happen(call)
@@ -359,7 +371,13 @@ class Engine:
         run: Run | None,
     ) -> Call:
         record = self._session_of(tool) if run is None else run.record
-        plain = _plain(tool, arguments)
+        secrets: tuple[str, ...] = ()
+        try:
+            plain = _plain(tool, arguments) if tool.redaction is None else None
+        except codecs.SecretFound:
+            plain = None
+        if plain is None:
+            plain, secrets = self._redacted(tool, arguments)
         encoded = codecs.dump(plain)
         if tool.policy.defer:
             _check_comes_back(tool, arguments, encoded)
@@ -368,6 +386,7 @@ class Engine:
             parent = None
         sent_with = None if parent is None else parent.sent_with if parent.scheduled is None else parent.id
         key, occurrence = self._key(tool, arguments, plain, record, run, sent_with)
+        resumed = run is not None and run.goes_on_from_before
         return Call(
             id=new_id(now_us()),
             tool=tool,
@@ -380,7 +399,7 @@ class Engine:
             idempotency_key=idempotency_key(self.namespace, key.scope, tool.name, key.value, 0),
             run=record,
             under=_under(run, parent),
-            resumed=run is not None and run.goes_on_from_before,
+            resumed=resumed,
             replaying=run is not None and run.replaying,
             occurrence=occurrence,
             backend=backend,
@@ -388,7 +407,48 @@ class Engine:
             agent=origin.agent,
             ancestors=() if parent is None else (*parent.ancestors, parent.id),
             sent_with=sent_with,
+            secrets=secrets,
+            former=() if tool.redaction is None else _before_redaction(tool, arguments, key, resumed=resumed),
         )
+
+    def _redacted(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The arguments as JSON data without what is redacted, and the texts of that."""
+        found: list[str] = []
+        try:
+            keyed = self._keyed_hide(tool)
+        except StoreUnavailable as error:
+            if self.outage is None or not may_run_unrecorded(tool):
+                raise
+            self.outage.began(error)
+            keyed = codecs.blank
+
+        def hide(data: Any, place: str) -> dict[str, str]:
+            if tool.policy.defer:
+                raise ConfigurationError(
+                    f"tool {tool.name!r} is deferred and was not scheduled: {place!r} is a secret, which is never "
+                    "recorded, so it could not be sent from its record"
+                )
+            found.extend(leaves(data))
+            return keyed(data, place)
+
+        plain = _plain(tool, arguments, hide)
+        if tool.redaction is not None:
+            plain = tool.redaction.arguments(plain, hide)
+        return plain, tuple(found)
+
+    def _keyed_hide(self, tool: Tool) -> codecs.Hide:
+        seal = self.store.seal
+        if tool.redaction is not None:
+            seal.note(self.namespace, tool.name)
+        seal.key(self.namespace)
+        return seal.hide(self.namespace, tool.name)
+
+    def lock_names(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of the locks that a call takes; those made of an argument with redacted fields as hashes."""
+        names = tool.locks_of(arguments)
+        if not tool.reads_redacted("lock"):
+            return names
+        return tuple(self.store.seal.hashed(self.namespace, "lock", name) for name in names)
 
     def _key(
         self,
@@ -402,6 +462,8 @@ class Engine:
         digest = fingerprint([tool.name, plain])
         if tool.policy.key is not None:
             value = _business_key(tool, arguments)
+            if tool.reads_redacted("key"):
+                value = self.store.seal.hashed(self.namespace, "key", value)
             return CallKey(source=KeySource.BUSINESS, scope=BUSINESS_SCOPE, value=value, fingerprint=digest), 0
         if run is None:
             scope = run_scope(record.id, 0)
@@ -544,12 +606,17 @@ def _under(run: Run | None, parent: Call | None) -> str | None:
     return None if parent is None else parent.under
 
 
-def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as JSON data, those without encoding by their kind if a business key stands for them."""
+def _plain(tool: Tool, arguments: Mapping[str, Any], hide: codecs.Hide | None = None) -> dict[str, Any]:
+    """The arguments as JSON data, those without encoding by their kind if a business key stands for them.
+
+    Raises ``SecretFound`` for a pydantic secret if nobody says how to ``hide`` it.
+    """
     plain = {}
     for name, value in arguments.items():
         try:
-            plain[name] = codecs.to_json(value, name)
+            plain[name] = codecs.to_json(value, name, hide)
+        except codecs.SecretFound:
+            raise
         except codecs.Unencodable as problem:
             if tool.policy.defer:
                 raise ConfigurationError(
@@ -563,6 +630,16 @@ def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 ) from problem
             plain[name] = codecs.unrecorded(problem)
     return plain
+
+
+def _before_redaction(tool: Tool, arguments: Mapping[str, Any], key: CallKey, *, resumed: bool) -> tuple[CallKey, ...]:
+    """The key that this call had while nothing of it was redacted: what was done under that is not done again."""
+    if key.source is KeySource.UNIQUE or not (resumed or key.source is KeySource.BUSINESS):
+        return ()
+    digest = fingerprint([tool.name, _plain(tool, arguments, codecs.blank)])
+    if key.source is KeySource.BUSINESS:
+        return (replace(key, fingerprint=digest),)
+    return (replace(key, fingerprint=digest, value=digest + key.value.removeprefix(key.fingerprint)),)
 
 
 def _check_comes_back(tool: Tool, arguments: Mapping[str, Any], encoded: str) -> None:

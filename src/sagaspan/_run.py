@@ -20,6 +20,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 
 from sagaspan import _completion as completion
 from sagaspan import _fork as fork
+from sagaspan import _live as live
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
@@ -96,6 +97,7 @@ class Run:
         self._paused = False
         self._uncertain = False
         self._only_read = True
+        self._secrets: list[str] = []
         self._why_unrecorded = ""
         self._deferred = False
         self._forks = fork.forks()
@@ -281,6 +283,15 @@ class Run:
                 f"it was entered ({self._why_unrecorded}); enter it again"
             )
 
+    def keep_secret(self, values: tuple[str, ...]) -> None:
+        """Look for ``values`` in every text until the outermost run is over: an error that leaves it may say them."""
+        if not values:
+            return
+        if self._outer is not None:
+            self._outer.keep_secret(values)
+        else:
+            self._secrets.extend(live.hold(values))
+
     def writes(self) -> None:
         """Something is about to be written in this run, and so in those around it, which undo it with theirs."""
         self._only_read = False
@@ -456,6 +467,8 @@ class Run:
         if not self.replaying and self.record.on_record:
             owner.drop(saga.token(self.engine.store, self.record))
         spans.end(self._span, self._closing(), error)
+        live.drop(self._secrets)
+        self._secrets = []
 
     async def _open(self, wanted: RunRecord, span: Span, backend: Backend) -> saga.Entered:
         """Enter the run in the ledger; with ``fail_open`` and the store down it is entered nowhere, for reads only."""
@@ -654,7 +667,7 @@ class Run:
         if self.output is None:
             return None
         try:
-            return codecs.encode(self.output)
+            return codecs.dump(live.scrubbed_data(codecs.to_json(self.output, hide=codecs.blank)))
         except codecs.Unencodable as problem:
             _log.warning("the output of run %r is not recorded: %s", self.id, problem)
             return None

@@ -104,6 +104,10 @@ def _as_retry(value: Any) -> Any:
     return Retry(**value) if isinstance(value, Mapping) else value
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 class Policy(_Declared):
     """What one tool is allowed, and how it is protected; every field can be left undecided.
 
@@ -137,6 +141,8 @@ class Policy(_Declared):
     ``lock``        semantic locks: CEL over the arguments, or a function of them, that gives a name or a list of names;
                     the run (outside one: the call) holds them until it is over
     ``lock_wait``   seconds to wait for a lock that another one holds (0: ``LockConflict`` at once)
+    ``redact``      argument and result fields that are never recorded or shown, only a keyed hash of them: ``"card"``,
+                    ``"customer.ssn"``, ``"result.token"``, ``"**.password"``; sources only add to each other
     ``critical``    True: a failure stops the agent and compensates; False: it is returned as data
     ==============  ===================================================================================
 
@@ -166,10 +172,20 @@ class Policy(_Declared):
     empty_safe: Flag = False
     expect: Annotated[Function | None, Field(description="a function")] = None
     pivot: Flag = False
+    redact: Annotated[
+        tuple[str, ...], BeforeValidator(_as_tuple), Field(description="names or dotted paths of fields, in a list")
+    ] = ()
 
     def over(self, base: Policy) -> Policy:
-        """This policy's decided fields over those of ``base``."""
-        return Policy(**{**base._decided(), **self._decided()}) if self.model_fields_set else base
+        """This policy's decided fields over those of ``base``; what either redacts is redacted."""
+        if not self.model_fields_set:
+            return base
+        both = {**base._decided(), **self._decided()}
+        if base.redact and self.redact:
+            both["redact"] = tuple(dict.fromkeys((*base.redact, *self.redact)))
+        elif base.redact:  # nobody takes back what another source redacts
+            both["redact"] = base.redact
+        return Policy(**both)
 
     @property
     def declared_write(self) -> bool:

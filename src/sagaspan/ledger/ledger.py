@@ -125,6 +125,8 @@ class Ledger:
         """The answer of the ledger without claiming anything; None if ``call`` is to be run."""
         if self._unsettled:
             await call.io(self.settle_leftovers)
+        if call.former:
+            call = await self._as_known_before(call)
         record = await call.io(self._find, call)
         if record is None:
             if call.resumed and call.tool.policy.declared_write:
@@ -132,6 +134,14 @@ class Ledger:
             return None
         answer = await self._answer(call, record)
         return answer if isinstance(answer, Result) else None
+
+    async def _as_known_before(self, call: Call) -> Call:
+        """``call`` under the key that its record has from before its fields were redacted, if there is one."""
+        for key in call.former:
+            record = await call.io(self._store.find_call, call.run.namespace, key.scope, call.tool.name, key.value)
+            if record is not None and record.fingerprint == key.fingerprint:
+                return replace(call, key=key, former=(), idempotency_key=record.idempotency_key)
+        return replace(call, former=())
 
     def settle_leftovers(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
@@ -145,6 +155,8 @@ class Ledger:
     # -- claim ---------------------------------------------------------------------------------------------
 
     async def _claim(self, call: Call) -> tuple[Call, _Claim] | Result:
+        if call.former:
+            call = await self._as_known_before(call)
         if call.declared.locks:
             call = in_order(call)
         record, audit = transitions.open_call(new_record(call), None if call.tool.policy.defer else _marks(call))
@@ -662,6 +674,12 @@ def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
 
 
 def _recorded_value(call: Call, record: CallRecord) -> Any:
+    if record.result is not None and codecs.holds_redacted(record.result):
+        raise OutcomeUnknown(
+            f"tool {call.tool.name!r} is done and is not run again, but fields of its result are redacted, so nobody "
+            f"has all of it any more. See: sagaspan show {record.id}",
+            call=call_info(record), tool_ran="yes",
+        )  # fmt: skip
     try:
         return None if record.result is None else codecs.decode(record.result)
     except codecs.Undecodable as problem:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
+from sagaspan.ledger.seal import Seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,18 @@ class Store(Protocol):
     """Durable records; safe for any number of threads and processes."""
 
     url: str
+    seal: Seal
+
+    def facts(self, namespace: str) -> dict[str, str]:
+        """What the ledger knows of a namespace beside its records, by name."""
+
+    def put_fact(self, namespace: str, name: str, value: str, *, expected: str | None) -> bool:
+        """Save a fact if it still is ``expected`` (None: not there); on disk when this returns."""
 
     def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
         """Save all changes with their audit rows in one transaction, in their order, or none of them (then false).
+
+        While ``seal`` is active each of them goes through ``seal.closed`` first.
 
         Each condition holds at the moment of the commit, whatever is committed at the same time.
         ``synced``: on disk when this returns; otherwise at the latest with the next synced commit.

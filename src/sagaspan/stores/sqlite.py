@@ -21,6 +21,7 @@ from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, LeaseRecord, LockRecord, RunRecord, RunState
+from sagaspan.ledger.seal import Seal
 from sagaspan.ledger.store import (
     SAVED,
     Barrier,
@@ -171,6 +172,8 @@ delete from owners
    and owner not in (select owner from runs where state in ('running', 'compensating'))
    and owner not in (select owner from calls where {_OPEN} and state = 'running')
 """  # noqa: S608
+_PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?) on conflict do nothing"
+_CHANGE_FACT: Final = "update facts set value = ? where namespace = ? and name = ? and value = ?"
 _NOT_THE_NEWEST: Final = "seq < (select max(seq) from audit)"
 """SQLite would give the number of the last row again, and the order of claims goes by these numbers."""
 
@@ -216,6 +219,7 @@ class SqliteStore:
     ) -> None:
         self.path = path = Path(os.path.realpath(path))  # one name for one file, wherever the process goes
         self.url = f"sqlite:///{path}"
+        self.seal = Seal(self)
         self._migrate = migrate == "auto"
         self._always_sync = durability == "full"
         self._never_sync = durability == "off"  # for tests: survives its process, not a power cut
@@ -255,6 +259,8 @@ class SqliteStore:
         A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up, and the
         next of them writes for all: one sync serves a crowd.
         """
+        if self.seal.active:
+            changes = [self.seal.closed(change) for change in changes]
         request = _Request(changes, (synced or self._always_sync) and not self._never_sync)
         self._queue.append(request)
         try:
@@ -293,6 +299,20 @@ class SqliteStore:
         if isinstance(error, sqlite3.Error):
             return StoreUnavailable(_explain(self.path, error))
         return StoreError(f"the ledger {self.path} cannot hold a value of this record ({error}); nothing was started")
+
+    def facts(self, namespace: str) -> dict[str, str]:
+        """What the ledger knows of a namespace beside its records, by name."""
+        return dict(self._fetch("select name, value from facts where namespace = ?", (namespace,)))
+
+    def put_fact(self, namespace: str, name: str, value: str, *, expected: str | None) -> bool:
+        """Save a fact if it still is ``expected``; see ``Store.put_fact``."""
+        with self._connected() as connection:
+            connection.execute("pragma synchronous = full")
+            if expected is None:
+                saved = connection.execute(_PUT_FACT, (namespace, name, value))
+            else:
+                saved = connection.execute(_CHANGE_FACT, (value, namespace, name, expected))
+            return saved.rowcount == 1
 
     def renew(self, lease: LeaseRecord) -> None:
         """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its file."""
