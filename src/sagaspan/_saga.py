@@ -18,6 +18,7 @@ from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreErro
 from sagaspan.ledger import committed, locks, transitions
 from sagaspan.ledger.asked import Asked
 from sagaspan.ledger.attempts import body_token
+from sagaspan.ledger.families import family
 from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
@@ -377,13 +378,22 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend, 
 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:
     for child in await backend.io(engine.store.children_of, run.namespace, run.id):
+        stays = await backend.io(_is_committed, engine.store, run, child)
+        if stays and child.state is RunState.COMPLETED:
+            continue
         await _close_children(engine, child, complete=complete, backend=backend)
         if child.state in CLOSED_WITH_OUTER:
             child = await move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason=WITH_OUTER)
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
-            await move(engine, child, event, backend, synced=False)
+            await move(engine, child, RunEvent.FAIL if stays else event, backend, synced=False)
         elif complete:
             await backend.io(close_if_undone, engine.store, child)
+
+
+def _is_committed(store: Store, run: RunRecord, child: RunRecord) -> bool:
+    """Whether all that was done in ``child`` came before the commit of ``run``, in which it is nested."""
+    calls = list(family(store, child))
+    return bool(calls) and all(committed.is_committed(run, call) for call in calls)
 
 
 def close_if_undone(store: Store, run: RunRecord | None) -> None:

@@ -46,6 +46,7 @@ _UNDO = "src/sagaspan/_undo.py"
 _COMPLETION = "src/sagaspan/_completion.py"
 _FAMILIES = "src/sagaspan/ledger/families.py"
 _LOCKING = "src/sagaspan/ledger/locks.py"
+_TRANSITIONS = "src/sagaspan/ledger/transitions.py"
 
 _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
@@ -65,6 +66,7 @@ _EMPTY = "tests/test_empty_safe.py::"
 _EXPECT = "tests/test_expect.py::"
 _PIVOTS = "tests/test_pivots.py::"
 _CRITICAL = "tests/test_critical.py::"
+_UNDOING = "tests/test_undo.py::TestWholeRuns::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -932,6 +934,24 @@ RULES: Final[tuple[Rule, ...]] = (
         old="        if parent.compensate is not None and parent.state in (*_HAPPENED, CallState.COMPENSATED):\n",
         new="        if False:\n",
         tests=(_RUNS + "test_a_done_parent_undoes_for_its_children",),
+    Rule(
+        section="(b) 9",
+        rule="A nested run whose steps are all committed is not called compensated with the outer run.",
+        file=_SAGA,
+        old="        if stays and child.state is RunState.COMPLETED:\n",
+        new="        if False:\n",
+        tests=(_UNDOING + "test_a_nested_run_that_was_committed_stays_completed",),
+    ),
+    Rule(
+        section="(b) 9",
+        rule="What an error left in force, because it was committed or done before, can still be undone by name.",
+        file=_TRANSITIONS,
+        old="    (_R.COMPENSATED, _V.COMPENSATE): _R.COMPENSATING,",
+        new="    #",
+        tests=(
+            _UNDOING + "test_what_an_error_left_committed_is_undone_on_request",
+            _UNDOING + "test_what_was_done_before_a_run_was_reopened_is_undone_on_request",
+        ),
     ),
     Rule(
         section="(b) 10",
