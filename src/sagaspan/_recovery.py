@@ -26,7 +26,7 @@ from sagaspan._rollback import Steps, Undone, steps_of
 from sagaspan._run import Run
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger import pivots, transitions
-from sagaspan.ledger.in_doubt import history
+from sagaspan.ledger.in_doubt import earliest_sent_us, history
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import (
     CallInfo,
@@ -39,7 +39,7 @@ from sagaspan.ledger.records import (
     call_info,
     run_info,
 )
-from sagaspan.ledger.resolution import IN_DOUBT, first_sent_us, permitted
+from sagaspan.ledger.resolution import IN_DOUBT, permitted
 from sagaspan.ledger.store import RunChange
 from sagaspan.ledger.transitions import CallEvent, RunEvent
 
@@ -329,7 +329,7 @@ class Recoverer:
             return rows[-1].event != CallEvent.DISPROVE
         tool = self._engine.find_deferred(call)
         harmless = tool is not None and (
-            tool.policy.rerunnable or tool.policy.may_resend(first_sent_us(call, rows), now_us())
+            tool.policy.rerunnable or tool.policy.may_resend(earliest_sent_us(call, rows), now_us())
         )
         return not (harmless or permitted(rows))
 

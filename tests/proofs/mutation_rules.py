@@ -51,6 +51,7 @@ _TRANSITIONS = "src/sagaspan/ledger/transitions.py"
 _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
 _SENDING = "tests/ledger/test_sending.py::"
+_CLOCKS = "tests/ledger/test_clocks.py::"
 _BODIES = "tests/ledger/test_bodies.py::"
 _COMPENSATING = "tests/test_compensating.py::"
 _CRASHES = "tests/faults/test_crashes.py::"
@@ -373,8 +374,8 @@ RULES: Final[tuple[Rule, ...]] = (
         rule="A clean failure of a later claim proves nothing of the attempts before it.",
         file=_LEDGER,
         old="if await self._commit_claim(call, changes, in_doubt=in_doubt):\n"
-        "            return call, _Claim(record, in_doubt=in_doubt)",
-        new="if await self._commit_claim(call, changes, in_doubt=in_doubt):\n            return call, _Claim(record)",
+        "            return call, _Claim(record, in_doubt=in_doubt, ",
+        new="if await self._commit_claim(call, changes, in_doubt=in_doubt):\n            return call, _Claim(record, ",
         tests=(_DOUBTS + "test_a_clean_failure_of_a_permitted_run_is_still_in_doubt",),
     ),
     Rule(
@@ -444,7 +445,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 6",
         rule='A probe\'s "not there" counts only once its source has settled.',
         file=_RESOLUTION,
-        old="        if now_us < (record.ended_us or now_us) + settle * 1e6:\n",
+        old="        if settle and now_us < (record.ended_us or now_us) + settle * 1e6 + clocks_us:\n",
         new="        if False:\n",
         tests=(_DOUBTS + "test_settle_says_how_long_the_source_lags",),
     ),
@@ -492,7 +493,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 6",
         rule="The window counts from the first attempt, also over runs.",
         file=_LEDGER,
-        old="                record = replace(record, created_us=existing.created_us)",
+        old="                record = replace(record, created_us=min(existing.created_us, first))",
         new="                record = replace(record)",
         tests=(_DOUBTS + "test_the_window_counts_from_the_first_run_that_sent_the_key",),
     ),
@@ -519,6 +520,38 @@ RULES: Final[tuple[Rule, ...]] = (
         old="    if verdict is Verdict.ALIVE:\n",
         new="    if False:\n",
         tests=(_DOUBTS + "test_a_running_call_is_nobody_s_to_decide",),
+    ),
+    Rule(
+        section="(a) 6",
+        rule="The settle time of a probe counts from an end that a clock of this machine wrote, or from two hours later.",
+        file=_IN_DOUBT,
+        old="clocks_us=0 if owner.same_boot(record.owner) else CLOCK_TOLERANCE_US",
+        new="clocks_us=0",
+        tests=(_CLOCKS + "test_a_settle_time_counts_from_a_clock_that_may_be_wrong",),
+    ),
+    Rule(
+        section="(a) 6",
+        rule="A dedupe window that another machine's clock dates closes two hours earlier.",
+        file=_IN_DOUBT,
+        old="    return first - CLOCK_TOLERANCE_US if elsewhere else first\n",
+        new="    return first\n",
+        tests=(_CLOCKS + "test_a_window_that_another_machine_dates_closes_earlier",),
+    ),
+    Rule(
+        section="(a) 6",
+        rule="A retry that would come after the dedupe window is not sent.",
+        file=_ATTEMPTS,
+        old="            if not in_time():",
+        new="            if False:",
+        tests=(_CLOCKS + "test_a_retry_does_not_wait_until_the_window_is_over",),
+    ),
+    Rule(
+        section="(a) 6",
+        rule="sending() refuses a second sending that comes after the dedupe window.",
+        file=_ATTEMPTS,
+        old="                if not self._may_send():\n",
+        new="                if False:\n",
+        tests=(_CLOCKS + "test_a_worker_stopped_before_the_wire_sends_nothing_too_late",),
     ),
     Rule(
         section="(a) 7",
@@ -934,6 +967,7 @@ RULES: Final[tuple[Rule, ...]] = (
         old="        if parent.compensate is not None and parent.state in (*_HAPPENED, CallState.COMPENSATED):\n",
         new="        if False:\n",
         tests=(_RUNS + "test_a_done_parent_undoes_for_its_children",),
+    ),
     Rule(
         section="(b) 9",
         rule="A nested run whose steps are all committed is not called compensated with the outer run.",

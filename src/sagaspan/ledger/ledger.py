@@ -37,6 +37,7 @@ from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
     FindProbe,
     declare_lost,
+    earliest_sent_us,
     history,
     record_body_ended,
     record_late_result,
@@ -54,7 +55,6 @@ from sagaspan.ledger.resolution import (
     MARKS,
     PERMITTED,
     RESENT,
-    first_sent_us,
     permitted,
 )
 from sagaspan.ledger.store import Barrier, CallChange, Change, Commit, LockChange, Store
@@ -190,12 +190,13 @@ class Ledger:
             freed, freed_audit = transitions.supersede(existing, now_us(), event, detail=again.why)
             record = new_record(call)
             if in_doubt:  # the service may have seen the key since then
-                record = replace(record, created_us=existing.created_us)
+                first = earliest_sent_us(existing, await call.io(history, self._store, existing))
+                record = replace(record, created_us=min(existing.created_us, first))
             record, audit = transitions.open_call(record, None if call.tool.policy.defer else again.why)
             fresh = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
             changes = [CallChange(freed, freed_audit, existing.version), fresh]
         if await self._commit_claim(call, changes, in_doubt=in_doubt):
-            return call, _Claim(record, in_doubt=in_doubt)
+            return call, _Claim(record, in_doubt=in_doubt, resent=again.why == RESENT)
         await self._check_open(call)
         return None
 
@@ -209,7 +210,7 @@ class Ledger:
         )  # fmt: skip
         change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch, run_id=call.run.id)
         if await self._commit_claim(call, [change], in_doubt=in_doubt):
-            return call, _Claim(record, in_doubt=in_doubt)
+            return call, _Claim(record, in_doubt=in_doubt, resent=again.why == RESENT)
         await self._check_open(call)
         return None
 
@@ -366,7 +367,7 @@ class Ledger:
         if policy.rerunnable:
             return _Again(record)
         rows = await call.io(history, self._store, record)
-        if not scheduling and policy.may_resend(first_sent_us(record, rows), now_us()):
+        if not scheduling and policy.may_resend(earliest_sent_us(record, rows), now_us()):
             return _Again(record, RESENT)
         if not scheduling and permitted(rows):
             return _Again(record, PERMITTED)
@@ -433,7 +434,9 @@ class Ledger:
                 late=self._late(claim, dedupes),
                 gone=self._gone(claim),
                 save_mark=lambda: self._save_mark(call, claim),
-                history=History(first_us=await self._first_sent_us(call, record), in_doubt=claim.in_doubt),
+                history=History(
+                    first_us=await self._first_sent_us(call, claim), in_doubt=claim.in_doubt, resent=claim.resent
+                ),
             )
             finished = await call.shielded(self._settle, claim, ended)
         finally:
@@ -450,13 +453,14 @@ class Ledger:
             record=finished.value,
         )
 
-    async def _first_sent_us(self, call: Call, record: CallRecord) -> int:
+    async def _first_sent_us(self, call: Call, claim: _Claim) -> int:
         """When the service may first have seen the key; what was scheduled long ago is sent only now."""
-        if record.scheduled_seq is None:
-            return record.created_us
+        record = claim.record
         if record.epoch == 1:
-            return record.started_us
-        return first_sent_us(record, await call.io(history, self._store, record))
+            return record.created_us if record.scheduled_seq is None else record.started_us
+        if call.tool.policy.downstream_dedupes_for is None:
+            return record.created_us
+        return earliest_sent_us(record, await call.io(history, self._store, record))
 
     def _settle(self, claim: _Claim, ended: Ended) -> CallRecord:
         record = claim.record
@@ -545,14 +549,16 @@ class _Claim(UntilSettled):
     """The record in hand, which changes with every attempt.
 
     ``in_doubt``: an attempt before this claim may have applied, so a clean failure of this one proves nothing of it.
+    ``resent``: it is only claimed because the service does its key once.
     """
 
-    __slots__ = ("in_doubt", "record")
+    __slots__ = ("in_doubt", "record", "resent")
 
-    def __init__(self, record: CallRecord, *, in_doubt: bool = False) -> None:
+    def __init__(self, record: CallRecord, *, in_doubt: bool = False, resent: bool = False) -> None:
         super().__init__()
         self.record = record
         self.in_doubt = in_doubt
+        self.resent = resent
 
 
 def new_record(call: Call) -> CallRecord:

@@ -105,12 +105,20 @@ def permitted(rows: Sequence[AuditRow]) -> bool:
 
 
 def weigh_answer(
-    record: CallRecord, rows: Sequence[AuditRow], answer: Answer, *, over: bool, settle: float, now_us: int
+    record: CallRecord,
+    rows: Sequence[AuditRow],
+    answer: Answer,
+    *,
+    over: bool,
+    settle: float,
+    now_us: int,
+    clocks_us: int = 0,
 ) -> Finding:
     """What a probe's answer does to a call in doubt.
 
     ``Applied`` always counts. ``NotApplied`` only once no attempt can land any more (``over``), and ``settle`` seconds
-    after that: before, it says only that it did not happen *yet*.
+    after that: before, it says only that it did not happen *yet*. ``clocks_us``: how far the clock that wrote the end
+    may be from the one that reads it.
     """
     if isinstance(answer, Applied):
         return Finding(event=CallEvent.SUCCEED, why="its probe found it done", value=answer.result)
@@ -118,8 +126,9 @@ def weigh_answer(
         settle = settle if answer.settle is None else max(answer.settle, 0.0)
         if not over:
             return Finding(event=None, why="its probe found nothing, but an attempt may still land")
-        if now_us < (record.ended_us or now_us) + settle * 1e6:
-            return Finding(event=None, why=f"its probe found nothing yet; that counts {settle:g} s after its end")
+        if settle and now_us < (record.ended_us or now_us) + settle * 1e6 + clocks_us:
+            more = f", and {clocks_us / 1e6:g} s more, for another machine's clock says when" if clocks_us else ""
+            return Finding(event=None, why=f"its probe found nothing yet; that counts {settle:g} s after its end{more}")
         return Finding(event=CallEvent.DISPROVE, why=_text("its probe found that it did not happen", str(answer)))
     why = _text("its probe could not say", answer.reason)
     escalate = over and record.state is CallState.UNKNOWN and not permitted(rows)
