@@ -276,10 +276,13 @@ class Engine:
             call = self._make(tool, arguments, context, invoke, backend, origin, None)
             with live.held(call.secrets) if call.secrets else _NOTHING_HELD:
                 return self._deliver(tool, None, await self._onion(call))
-        with run.busy():
+        run.in_flight.begins(f"tool {tool.name!r} did not run")
+        try:
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
             run.keep_secret(call.secrets)
             return self._deliver(tool, run, await self._call_in(run, call))
+        finally:
+            run.in_flight.ended()
 
     async def _call_in(self, run: Run, call: Call) -> Result:
         """Send a call of a run through the onion, and keep the run's books of it."""

@@ -17,7 +17,7 @@ from sagaspan._rollback import CLOSED_WITH_OUTER, PATIENT, WITH_OUTER, Rollback,
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
 from sagaspan.ledger import committed, locks, transitions
 from sagaspan.ledger.asked import Asked
-from sagaspan.ledger.attempts import body_token
+from sagaspan.ledger.attempts import goes_on
 from sagaspan.ledger.families import family
 from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
@@ -28,6 +28,9 @@ from sagaspan.policy import Retry
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
+
+_PLAINLY_DONE: Final = 2
+"""The version of a call after its claim and one settle: it was never in doubt."""
 
 _RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.FAILED)
 
@@ -202,33 +205,45 @@ class Doubts:
     blocking: tuple[CallRecord, ...] = ()
 
 
-async def doubts_of(engine: Engine, run: RunRecord, backend: Backend, *, until: float = 0.0) -> Doubts:
+async def doubts_of(
+    engine: Engine, run: RunRecord, backend: Backend, *, until: float = 0.0, patient: bool = False
+) -> Doubts:
     """What of ``run`` is in doubt after the probes were asked.
 
-    Waits ``until`` then (monotonic) for bodies still running here of what may be undone in doubt: an undo must not come
-    before its action.
+    Waits ``until`` then (monotonic) for bodies still running here of what may be undone in doubt, and, ``patient``, for
+    all others: an undo must not come before its action, and how they end may decide the doubt.
     """
     steps = await backend.io(steps_of, engine.store, run)
     asked = []
     for call in steps.unresolved:
-        if call.id in steps.safe and until:
+        if until and (patient or call.id in steps.safe):
             call = await _after_its_body(engine, call, backend, until)
         asked.append(await engine.resolve_in_doubt(call, backend))
     still = tuple(call for call in asked if call.state in (CallState.RUNNING, *IN_DOUBT))
+    if len(still) < len(asked):  # what happened after all is a step like others
+        steps = await backend.io(steps_of, engine.store, run)
     return Doubts(open=still, blocking=await backend.io(blocking, engine, steps, still))
 
 
 async def _after_its_body(engine: Engine, call: CallRecord, backend: Backend, until: float) -> CallRecord:
-    token = body_token(call.id)
-    while owner.is_self(call.owner) and owner.proof(call.owner, token) is owner.Proof.ALIVE and monotonic() < until:
-        await backend.sleep(0.01)  # and a moment longer, in which its late result is recorded
+    while goes_on(call) and monotonic() < until:
+        await backend.sleep(0.01)
     return await backend.io(engine.store.get_call, call.id) or call
 
 
 def blocking(engine: Engine, steps: Steps, in_doubt: Iterable[CallRecord]) -> tuple[CallRecord, ...]:
-    """Those ``in_doubt`` that may not be undone as they are."""
-    return tuple(
-        call for call in in_doubt if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)
+    """Those ``in_doubt`` that may not be undone as they are, and what is done by evidence while its body still runs."""
+    store, judge = engine.store, engine.judge
+    doubtful = [call for call in in_doubt if call.id not in steps.safe or may_still_land(store, judge, call)]
+    done = (step for step in steps.undoable if step.state is CallState.DONE and step.version > _PLAINLY_DONE)
+    return (*doubtful, *(step for step in done if may_still_land(store, judge, step)))
+
+
+def is_inside_nested(engine: Engine, run: RunRecord) -> bool:
+    """Whether somebody elsewhere is inside a run nested in ``run``."""
+    return any(
+        (not owner.is_self(child.owner) and is_inside(engine, child)) or is_inside_nested(engine, child)
+        for child in engine.store.children_of(run.namespace, run.id)
     )
 
 

@@ -26,7 +26,7 @@ from sagaspan._context import call_in_force
 from sagaspan._outcome import outcome_of
 from sagaspan._tool import INJECTED
 from sagaspan.exceptions import ApprovalPending, ConfigurationError, OutcomeUnknown, ToolTimeout
-from sagaspan.ledger.records import CallState, Phase
+from sagaspan.ledger.records import CallRecord, CallState, Phase
 from sagaspan.policy import Retry
 
 _log = logging.getLogger("sagaspan")
@@ -97,6 +97,12 @@ class _Running:
                 self._gone()
         finally:
             owner.drop(watch_token(self._call_id))
+
+
+def goes_on(record: CallRecord) -> bool:
+    """Whether a body of this call runs in this process, or its end is still to be recorded."""
+    tokens = body_token(record.id), watch_token(record.id)
+    return owner.is_self(record.owner) and any(not owner.provably_dead(record.owner, token) for token in tokens)
 
 
 class UntilSettled:

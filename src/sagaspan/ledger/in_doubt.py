@@ -185,11 +185,13 @@ def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange
 
 def record_body_ended(store: Store, record: CallRecord) -> None:
     """A body that nobody waited for ended without a result: it cannot land any more."""
-    current = store.get_call(record.id)
-    if current is None or current.state not in IN_DOUBT:
-        return
-    after, audit = transitions.move_call(current, CallEvent.BODY_ENDED, now_us(), actor=owner.this_process())
-    store.commit([CallChange(after, audit, current.version)], synced=False)
+    for _ in range(10):  # a probe may answer at the same moment
+        current = store.get_call(record.id)
+        if current is None or current.state not in IN_DOUBT:
+            return
+        after, audit = transitions.move_call(current, CallEvent.BODY_ENDED, now_us(), actor=owner.this_process())
+        if store.commit([CallChange(after, audit, current.version)], synced=False):
+            return
 
 
 FindProbe = Callable[[CallRecord], Probe | None]

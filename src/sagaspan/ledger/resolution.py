@@ -82,7 +82,7 @@ def going_on(rows: Sequence[AuditRow], *, last_is_dead: bool) -> list[str]:
     """The processes of which an attempt may still land; see ``attempts_over``."""
     lost = [row for row in rows if row.event == CallEvent.LOSE]
     open_attempts = Counter(row.actor for row in lost if row.detail not in (BODY_ENDED, PROCESS_DIED))
-    open_attempts.subtract(row.actor for row in rows if row.event == CallEvent.BODY_ENDED)
+    open_attempts.subtract(row.actor for row in rows if row.event == CallEvent.BODY_ENDED or row.detail == LATE)
     if last_is_dead and lost:
         open_attempts.pop(lost[-1].actor, None)
     return [actor for actor, count in open_attempts.items() if count > 0]
