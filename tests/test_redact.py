@@ -326,6 +326,16 @@ def test_what_was_done_before_a_field_was_redacted_is_not_done_again(store_url: 
     assert ran == ["o-1"]
 
 
+def test_a_key_that_was_no_hash_before_is_the_same_key(store_url: str) -> None:
+    """A key made of an argument with redacted fields is hashed from then on; what was done under it is not repeated."""
+    ran: list[int] = []
+    for fields in ({}, {"redact": ["customer.ssn"]}):
+        with Guard(store_url) as guard:
+            pay = guard.tool("pay", key=lambda customer: customer["id"], **fields)(lambda customer: ran.append(1))
+            pay({"id": "c-1", "ssn": "123"})
+    assert ran == [1]
+
+
 # -- the secret ------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from opentelemetry.trace import Span
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
+from sagaspan import codecs
 from sagaspan._backends import Backend
 from sagaspan._call import Result
 from sagaspan._clock import now_us
@@ -250,9 +251,11 @@ def _give_up(store: Store, stopped: Stopped) -> None:
 
 
 def _queued(run: RunRecord, record: CallRecord) -> RunError:
+    lacks = f"there is no tool {record.tool!r} with defer=True"
+    if codecs.is_encrypted(record.arguments):
+        lacks = "what was recorded of it is encrypted, and the codec is not"
     return RunError(
-        f"the run {run.id!r} has ended well, but its deferred call {record.id} is not sent yet: there is no tool "
-        f"{record.tool!r} with defer=True in this process; it waits for one that has it: sagaspan recover --app "
-        "MODULE:GUARD",
+        f"the run {run.id!r} has ended well, but its deferred call {record.id} is not sent yet: {lacks} in this "
+        "process; it waits for one that has it: sagaspan recover --app MODULE:GUARD",
         call=call_info(record), tool_ran="no",
     )  # fmt: skip

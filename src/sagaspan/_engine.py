@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import inspect
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -43,6 +44,7 @@ from sagaspan.keys import (
     sent_scope,
 )
 from sagaspan.ledger import transitions
+from sagaspan.ledger.encryption import hides, is_locked
 from sagaspan.ledger.fail_open import FailOpen, Outage, may_run_unrecorded, unrecorded
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
@@ -90,8 +92,10 @@ class Engine:
         tracer_provider: TracerProvider | None,
         require_run: bool,
         fail_open: bool = False,
+        codec: codecs.Codec | None = None,
     ) -> None:
         self._fail_open = fail_open
+        self.codec = codec
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
@@ -121,6 +125,8 @@ class Engine:
         self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe)
         self.lease.forked.append(self._begin_again)
         self._session: RunRecord | None = None
+        if self.codec is not None:
+            store.seal.encrypt(self.namespace, self.codec)
         for name, redaction in self._redacting.items():
             store.seal.redact(self.namespace, name, redaction)
         self._fold()
@@ -207,10 +213,16 @@ class Engine:
                 _log.warning("%s", error)
         found = self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
         # What was to be asked before it is undone is not left out, because somebody took that away since.
-        return None if found is None or (call.expect is not None and found.expect is None) else found
+        if found is None or (call.expect is not None and found.expect is None):
+            return None
+        # Nor is it undone with ciphertext: it waits for a process that has the codec.
+        hidden = hides(call, found) or (found.expect is not None and hides(call, found.expect))
+        return None if hidden else found
 
     def find_deferred(self, call: CallRecord) -> Tool | None:
-        """The tool that sends a recorded call, or None."""
+        """The tool that sends a recorded call, or None; also if what was recorded of it cannot be read here."""
+        if is_locked(call.arguments):
+            return None
         same_name = (self._deferred.get((call.tool, is_async)) for is_async in (False, True))
         return self._scheduled_with.get(call.id) or next((tool for tool in same_name if tool is not None), None)
 
@@ -222,8 +234,9 @@ class Engine:
             _keep(self._scheduled_with, result.record.id, tool)
 
     def find_probe(self, call: CallRecord) -> Probe | None:
-        """The probe registered for a recorded call, or None."""
-        return self._probes.get(call.tool) if call.phase is Phase.FORWARD else None
+        """The probe registered for a recorded call, or None; also if it asks for what cannot be read here."""
+        found = self._probes.get(call.tool) if call.phase is Phase.FORWARD else None
+        return None if found is None or hides(call, found, about=()) else found
 
     async def resolve_in_doubt(self, call: CallRecord, backend: Backend) -> CallRecord:
         """Ask what can find out about a recorded call; returns it as it is then, decided or still in doubt.
@@ -266,6 +279,8 @@ class Engine:
         """Send one call through the onion; returns what the caller of the tool gets, or raises it."""
         if self._unresolved:
             self._resolve_names()
+        if self.codec is not None:
+            await self.prove_codec(backend)
         run = self.run_in_force(backend, tool)
         if run is None:
             if tool.policy.defer:
@@ -326,6 +341,24 @@ class Engine:
                 scheduled=record,
             )
         )
+
+    # -- the codec -------------------------------------------------------------------------------------------
+
+    async def prove_codec(self, backend: Backend) -> None:
+        """See once that the codec is that of the ledger; raises ``ConfigurationError`` or ``StoreUnavailable``."""
+        encryption = self.store.seal.encryption[self.namespace]
+        if encryption.is_proved or (self.outage is not None and self.outage.goes_on):
+            return
+        try:
+            await backend.io(encryption.prove)
+        except StoreUnavailable as error:
+            if self.outage is None:
+                raise
+            self.outage.began(error)
+
+    def digest(self, data: Any) -> str:
+        """The fingerprint of plain JSON data; under a codec one that nobody can guess who lacks it."""
+        return fingerprint(data) if self.codec is None else self.store.seal.encryption[self.namespace].digest(data)
 
     def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
         """The run that a call made here belongs to; None is the session. Raises ``RunError``, ``PolicyDenied``."""
@@ -411,8 +444,33 @@ class Engine:
             ancestors=() if parent is None else (*parent.ancestors, parent.id),
             sent_with=sent_with,
             secrets=secrets,
-            former=() if tool.redaction is None else _before_redaction(tool, arguments, key, resumed=resumed),
+            former=self._former(tool, arguments, plain, key, resumed=resumed) if self._changes_keys(tool) else (),
         )
+
+    def _changes_keys(self, tool: Tool) -> bool:
+        """Whether equal calls had another key before this guard said so."""
+        return tool.redaction is not None or self.codec is not None
+
+    def _former(
+        self, tool: Tool, arguments: Mapping[str, Any], plain: Mapping[str, Any], key: CallKey, *, resumed: bool
+    ) -> tuple[CallKey, ...]:
+        """The keys that this call had while nothing of it was redacted or encrypted.
+
+        What was done under one of them is not done again.
+        """
+        if key.source is KeySource.UNIQUE or not (resumed or key.source is KeySource.BUSINESS):
+            return ()
+        spelt = [plain] if tool.redaction is None else [plain, _plain(tool, arguments, codecs.blank)]
+        digests = [digest([tool.name, one]) for one in spelt for digest in (self.digest, fingerprint)]
+        former = dict.fromkeys(digest for digest in digests if digest != key.fingerprint)
+        if key.source is KeySource.BUSINESS:
+            keys = [replace(key, fingerprint=digest) for digest in former]
+            if tool.reads_redacted("key"):  # which is a hash now, and was none
+                value = _business_key(tool, arguments)
+                keys += [replace(one, value=value) for one in (key, *keys)]
+            return tuple(keys)
+        number = key.value.removeprefix(key.fingerprint)
+        return tuple(replace(key, fingerprint=digest, value=digest + number) for digest in former)
 
     def _redacted(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The arguments as JSON data without what is redacted, and the texts of that."""
@@ -462,7 +520,7 @@ class Engine:
         run: Run | None,
         sent_with: str | None,
     ) -> tuple[CallKey, int]:
-        digest = fingerprint([tool.name, plain])
+        digest = self._digest(tool, [tool.name, plain])
         if tool.policy.key is not None:
             value = _business_key(tool, arguments)
             if tool.reads_redacted("key"):
@@ -478,6 +536,13 @@ class Engine:
         scope = run_scope(record.id, record.generation) if sent_with is None else sent_scope(sent_with)
         value = digest if number == 0 else f"{digest}.{number}"
         return CallKey(source=KeySource.CONTENT, scope=scope, value=value, fingerprint=digest), occurrence
+
+    def _digest(self, tool: Tool, data: Any) -> str:
+        """As ``digest``; that of a read that goes on without a store is its own, and nobody can guess it either."""
+        down = self.outage is not None and self.outage.goes_on and may_run_unrecorded(tool)
+        if down and self.codec is not None and not self.store.seal.encryption[self.namespace].is_proved:
+            return fingerprint([secrets.token_hex(32), data])
+        return self.digest(data)
 
     def _deliver(self, tool: Tool, run: Run | None, result: Result) -> Any:
         error = result.error
@@ -633,16 +698,6 @@ def _plain(tool: Tool, arguments: Mapping[str, Any], hide: codecs.Hide | None = 
                 ) from problem
             plain[name] = codecs.unrecorded(problem)
     return plain
-
-
-def _before_redaction(tool: Tool, arguments: Mapping[str, Any], key: CallKey, *, resumed: bool) -> tuple[CallKey, ...]:
-    """The key that this call had while nothing of it was redacted: what was done under that is not done again."""
-    if key.source is KeySource.UNIQUE or not (resumed or key.source is KeySource.BUSINESS):
-        return ()
-    digest = fingerprint([tool.name, _plain(tool, arguments, codecs.blank)])
-    if key.source is KeySource.BUSINESS:
-        return (replace(key, fingerprint=digest),)
-    return (replace(key, fingerprint=digest, value=digest + key.value.removeprefix(key.fingerprint)),)
 
 
 def _check_comes_back(tool: Tool, arguments: Mapping[str, Any], encoded: str) -> None:

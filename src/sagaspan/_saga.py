@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -15,9 +16,11 @@ from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
 from sagaspan._rollback import CLOSED_WITH_OUTER, PATIENT, WITH_OUTER, Rollback, Steps, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
+from sagaspan.keys import fingerprint
 from sagaspan.ledger import committed, locks, transitions
 from sagaspan.ledger.asked import Asked
 from sagaspan.ledger.attempts import goes_on
+from sagaspan.ledger.encryption import check_fingerprint
 from sagaspan.ledger.families import family
 from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
@@ -65,6 +68,8 @@ async def enter(
     outer run comes by again and starts it over.
     """
     deadline = monotonic() + wait
+    if engine.codec is not None:
+        wanted = replace(wanted, input_fingerprint=await backend.io(engine.digest, input_of(wanted)))
     opened, audit = transitions.open_run(wanted)
     while True:
         if await _commit_held(engine, RunChange(opened, audit), backend):
@@ -72,7 +77,7 @@ async def enter(
         existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
         if existing is not None:
             check_known(existing)
-            _check_identity(existing, wanted)
+            _check_identity(existing, wanted, encrypts=engine.codec is not None)
             undone = unnamed and existing.state is RunState.COMPENSATED
             entered = await _reenter(engine, existing, wanted, reopen=reopen or undone, backend=backend)
             if entered is not None:
@@ -171,13 +176,23 @@ def check_known(run: RunRecord) -> None:
         )
 
 
-def _check_identity(existing: RunRecord, wanted: RunRecord) -> None:
+def _check_identity(existing: RunRecord, wanted: RunRecord, *, encrypts: bool) -> None:
     if existing.name != wanted.name:
         raise RunConflict(
             f"the run id {wanted.id!r} belongs to a run named {existing.name!r}, not {wanted.name!r}; use another id"
         )
-    if existing.input_fingerprint != wanted.input_fingerprint:
-        raise RunConflict(f"the run id {wanted.id!r} was used with another input; use another id, or the same input")
+    if existing.input_fingerprint == wanted.input_fingerprint:
+        return
+    if not encrypts:
+        check_fingerprint(existing.input_fingerprint, f"the run {wanted.id!r}")
+    elif existing.input_fingerprint == fingerprint(input_of(wanted)):
+        return  # it began before there was a codec
+    raise RunConflict(f"the run id {wanted.id!r} was used with another input; use another id, or the same input")
+
+
+def input_of(run: RunRecord) -> Any:
+    """The input of a run that was just made, as plain JSON data."""
+    return None if run.input is None else json.loads(run.input)
 
 
 def _check_reopenable(store: Store, run: RunRecord) -> None:

@@ -18,14 +18,33 @@ import uuid
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 TAG: Final = "$type"
 REDACTED: Final = "redacted"
 _REDACTED_TEXT: Final = f'"{TAG}":"{REDACTED}"'
+_SHOWN: Final = "<encrypted>"
+_NO_CODEC: Final = "it is encrypted, and there is no codec here that reads it"
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 100
 _MAX_READ_DEPTH: Final = 3 * MAX_DEPTH  # a tag adds levels of its own
+
+
+ENCRYPTED: Final = "$encrypted:"
+"""How a recorded text starts that went through a ``Codec``: no JSON does."""
+
+
+class Codec(Protocol):
+    """What encrypts recorded values: ``Guard(codec=...)``. It is used by many threads at once.
+
+    ``decode`` undoes ``encode``, also that of another process and of an earlier key, or raises any exception.
+    """
+
+    def encode(self, data: bytes, /) -> bytes:
+        """``data`` as it is recorded."""
+
+    def decode(self, data: bytes, /) -> bytes:
+        """What ``encode`` was given."""
 
 
 class Unencodable(ValueError):
@@ -53,6 +72,18 @@ class Unrecorded(str):
 
 class Unreadable(str):
     """What stands for a recorded value that is there but cannot be read, and why."""
+
+    __slots__ = ()
+
+
+class Encrypted(Unreadable):
+    """What stands for a recorded value that is encrypted, where it cannot be decrypted."""
+
+    __slots__ = ()
+
+
+class Sealed(str):
+    """A recorded text that the codec here could not decrypt; it is written back as it is."""
 
     __slots__ = ()
 
@@ -104,6 +135,8 @@ def encode(value: Any) -> str:
 
 def decode(text: str) -> Any:
     """The value of an encoded text; raises ``Undecodable``, and nothing else, on text this module did not write."""
+    if text.startswith(ENCRYPTED):
+        raise Undecodable(_NO_CODEC)
     try:
         return _from_json(json.loads(text), 0)
     except Undecodable:
@@ -114,10 +147,22 @@ def decode(text: str) -> Any:
 
 def shown(text: str) -> Any:
     """As ``decode`` for somebody who only looks: ``Unreadable`` stands for what cannot be read."""
+    if text.startswith(ENCRYPTED):
+        return Encrypted(_SHOWN)
     try:
         return decode(text)
     except Undecodable as problem:
         return Unreadable(f"<cannot be read: {problem}>")
+
+
+def is_encrypted(text: str | None) -> bool:
+    """Whether a recorded text is encrypted, here and now: none is that a codec has decrypted."""
+    return text is not None and text.startswith(ENCRYPTED)
+
+
+def legible(text: str | None) -> str | None:
+    """A recorded text that is no encoded value, for somebody who only looks."""
+    return _SHOWN if is_encrypted(text) else text
 
 
 def dump(data: Any) -> str:

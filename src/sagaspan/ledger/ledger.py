@@ -33,6 +33,7 @@ from sagaspan.exceptions import (
 from sagaspan.keys import KeySource, idempotency_key
 from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, History, UntilSettled, body_token, run_attempts
+from sagaspan.ledger.encryption import check_fingerprint
 from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
     FindProbe,
@@ -305,6 +306,8 @@ class Ledger:
     async def _answer(self, call: Call, record: CallRecord) -> Result | _Again:
         """The recorded result, or why the call may be claimed again; raises what forbids both."""
         if record.fingerprint != call.key.fingerprint:
+            if record.namespace not in self._store.seal.encryption:
+                check_fingerprint(record.fingerprint, f"the call {record.id} of tool {call.tool.name!r}")
             raise KeyConflict(
                 f"tool {call.tool.name!r}: the key {call.key.value!r} was used with other arguments (call "
                 f"{record.id}); "
@@ -371,7 +374,7 @@ class Ledger:
             return _Again(record, RESENT)
         if not scheduling and permitted(rows):
             return _Again(record, PERMITTED)
-        why = rows[-1].detail if rows else None
+        why = codecs.legible(rows[-1].detail) if rows else None
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} was started before (call {record.id}) and nobody knows if it happened"
             f"{f' ({why})' if why else ''}; it is not run again. {_decide(record)}",

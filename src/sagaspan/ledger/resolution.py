@@ -18,7 +18,7 @@ from sagaspan._probe import NOT_GIVEN, Answer, Applied
 from sagaspan.exceptions import NotApplied, ResolutionError
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, Phase, call_info
-from sagaspan.ledger.transitions import CallEvent
+from sagaspan.ledger.transitions import UNDONE_IN_DOUBT, CallEvent
 
 IN_DOUBT: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN)
 DUPLICATE: Final = "duplicate:"
@@ -35,6 +35,11 @@ NOT_SENT: Final = "its process died before sending"
 LATE: Final = "late result"
 
 _NOBODY_SAID: Final = "nobody said what it returned"
+
+WORDS: Final = frozenset(
+    {MARKS, RESENT, PERMITTED, BODY_ENDED, BODY_RUNS, NOT_SENT, LATE, UNDONE_IN_DOUBT, _NOBODY_SAID, *LOST.values()}
+)
+"""What is never encrypted: every process reads these to decide, with a codec or without."""
 
 
 def happened_after_all(rows: Sequence[AuditRow]) -> bool:

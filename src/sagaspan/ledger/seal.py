@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from sagaspan import _live as live
 from sagaspan import _secret as secret
@@ -17,6 +17,7 @@ from sagaspan import codecs
 from sagaspan._fork import new_lock
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import canonical
+from sagaspan.ledger.encryption import OF_CODEC, C, Encryption, Facts
 from sagaspan.ledger.records import AuditRow, CallRecord, Phase, RunRecord
 from sagaspan.redaction import Redaction, redaction_of
 
@@ -28,24 +29,16 @@ _REDACT: Final = "redact:"
 _DIGITS: Final = 32
 
 
-class Facts(Protocol):
-    """What a ledger knows of a namespace, beside its records."""
-
-    url: str
-
-    def facts(self, namespace: str) -> dict[str, str]:
-        """Its facts by name."""
-
-    def put_fact(self, namespace: str, name: str, value: str, *, expected: str | None) -> bool:
-        """Save a fact if it still is ``expected`` (None: not there); on disk when this returns."""
-
-
 class Seal:
-    """What one store does to records on their way in."""
+    """What one store does to records on their way in, and out again.
+
+    ``active``: something is done on the way in. ``encryption``: by namespace, where there is a codec.
+    """
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self.active = False
+        self.encryption: dict[str, Encryption] = {}
         self._redactions: dict[tuple[str, str], Redaction] = {}
         self._noted: set[tuple[str, str]] = set()
         self._keys: dict[str, bytes] = {}
@@ -72,8 +65,17 @@ class Seal:
                 return
 
     def learn(self, namespace: str, tool: str) -> None:
-        """Redact what another process wrote down of ``tool``. Raises ``StoreError``."""
-        known = self._facts.facts(namespace).get(f"{_REDACT}{tool}")
+        """Redact what another process wrote down of ``tool``.
+
+        Raises ``ConfigurationError`` if that process encrypts what is recorded and this one cannot, or ``StoreError``.
+        """
+        facts = self._facts.facts(namespace)
+        if OF_CODEC in facts and namespace not in self.encryption:
+            raise ConfigurationError(
+                f"what is recorded in the namespace {namespace!r} is encrypted, and there is no codec here, so this "
+                "would be written in clear; use the guard that has it (--app MODULE:GUARD)"
+            )
+        known = facts.get(f"{_REDACT}{tool}")
         if known is not None:
             paths = json.loads(known)
             redaction = redaction_of(paths, [path.split(".")[0] for path in paths], where=f"tool {tool!r}")
@@ -124,6 +126,20 @@ class Seal:
             )
         return key
 
+    # -- what is encrypted -------------------------------------------------------------------------------------
+
+    def encrypt(self, namespace: str, codec: codecs.Codec) -> None:
+        """Encrypt the content of what is recorded from now on, and read what is encrypted with ``codec``."""
+        known = self.encryption.get(namespace)
+        if known is None or known.codec is not codec:
+            self.encryption[namespace] = Encryption(codec, namespace, self._facts)
+        self.active = True
+
+    def opened(self, record: C) -> C:
+        """``record`` as it was before it was encrypted, if there is a codec for it."""
+        encryption = self.encryption.get(record.namespace)
+        return record if encryption is None else encryption.opened(record)
+
     # -- on the way in -----------------------------------------------------------------------------------------
 
     def closed(self, change: Change) -> Change:
@@ -140,7 +156,8 @@ class Seal:
         if audit.detail is not None:
             audit = replace(audit, detail=live.scrubbed(audit.detail))
         closed: Change = replace(told, record=record, audit=audit)
-        return closed
+        encryption = self.encryption.get(record.namespace)
+        return closed if encryption is None else encryption.closed(closed)
 
     def _closed_call(self, record: CallRecord, *, is_new: bool) -> CallRecord:
         changes: dict[str, Any] = {}

@@ -120,7 +120,8 @@ class Store(Protocol):
     def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
         """Save all changes with their audit rows in one transaction, in their order, or none of them (then false).
 
-        While ``seal`` is active each of them goes through ``seal.closed`` first.
+        While ``seal`` is active each of them goes through ``seal.closed`` first; what is read goes through
+        ``seal.opened`` while there is ``seal.encryption``.
 
         Each condition holds at the moment of the commit, whatever is committed at the same time.
         ``synced``: on disk when this returns; otherwise at the latest with the next synced commit.

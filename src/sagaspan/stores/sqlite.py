@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sagaspan import _fork as fork
 from sagaspan._home import NAME as HOME_NAME
@@ -36,6 +36,8 @@ from sagaspan.ledger.store import (
 from sagaspan.stores import _columns as columns
 from sagaspan.stores._migrate import current_version, migrate, migrations
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
+
+C = TypeVar("C", CallRecord, RunRecord, AuditRow)
 
 BUSY_SECONDS: Final = 10.0
 """How long to wait for a lock of another process; who queues up behind one of ours waits twice as long at most."""
@@ -430,7 +432,7 @@ class SqliteStore:
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
         query = f"select {_AUDIT} from audit where namespace = ? and run_id = ? order by seq"  # noqa: S608
-        return [columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))]
+        return self._opened([columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))])
 
     # -- forgetting ----------------------------------------------------------------------------------------
 
@@ -529,11 +531,14 @@ class SqliteStore:
 
     def _calls(self, where: str, values: Sequence[Any]) -> list[CallRecord]:
         rows = self._fetch(f"select {_CALLS} from calls where {where}", values)  # noqa: S608
-        return [columns.call_record(row) for row in rows]
+        return self._opened([columns.call_record(row) for row in rows])
 
     def _runs(self, where: str, values: Sequence[Any]) -> list[RunRecord]:
         rows = self._fetch(f"select {_RUNS} from runs where {where}", values)  # noqa: S608
-        return [columns.run_record(row) for row in rows]
+        return self._opened([columns.run_record(row) for row in rows])
+
+    def _opened(self, records: list[C]) -> list[C]:
+        return [self.seal.opened(record) for record in records] if self.seal.encryption else records
 
     def _locks(self, where: str, values: Sequence[Any]) -> list[LockRecord]:
         rows = self._fetch(f"select {_LOCKS} from locks where {where}", values)  # noqa: S608
