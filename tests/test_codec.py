@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -24,12 +25,15 @@ from sagaspan import (
     ConfigurationError,
     Guard,
     KeyConflict,
+    NotApplied,
     OutcomeUnknown,
+    RunClosed,
     RunConflict,
     StoreUnavailable,
 )
 from sagaspan.cli import cli
 from sagaspan.keys import fingerprint
+from sagaspan.testing import CrashPoint, World, assert_settled, crash_points
 from tests.conftest import Caller
 
 DOCS = Path(__file__).parents[1] / "docs" / "encryption.md"
@@ -526,6 +530,42 @@ pay("o-1", "c-111")
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
     assert worker.effects == ["o-1"]
+
+
+# -- a process that dies ---------------------------------------------------------------------------------------
+
+CRASH_KEY = new_key()
+
+
+def order(world: World) -> None:
+    """A probe and a compensation that know only what the ledger has of the call."""
+    guard = Guard(world.store, codec=FernetCodec(CRASH_KEY))
+
+    def find(card: str) -> Applied | NotApplied:
+        return Applied(f"paid by {card}") if world.happened("pay", key=card) else NotApplied()
+
+    def refund(card: str, result: str) -> None:
+        world.effect("refund", key=f"{card}, {result}")
+
+    @guard.tool(effect="write", probe=find, compensate=refund)
+    def pay(card: str) -> str:
+        world.effect("pay", key=card)
+        return f"paid by {card}"
+
+    with guard, contextlib.suppress(KeyError), guard.run("order", id="o-17", on_interrupt="compensate"):
+        pay("c-1")
+        raise KeyError("no seat")
+
+
+@pytest.mark.parametrize("crash", crash_points(order))
+def test_who_goes_on_reads_what_the_dead_one_encrypted(crash: CrashPoint) -> None:
+    """Wherever a process dies, what was paid is paid back, once and with the right card."""
+    with crash as world:
+        with contextlib.suppress(RunClosed):
+            world.resume()
+        assert_settled(world)
+        assert world.effects == ["pay", "refund"]
+        assert world.happened("refund", key="c-1, paid by c-1")
 
 
 # -- a codec that fails ----------------------------------------------------------------------------------------

@@ -133,6 +133,39 @@ def test_a_canary_goes_through_every_path_and_is_nowhere(
     check_clean(home, *shown, caplog.text)
 
 
+def test_what_others_say_of_a_call_is_cleaned_too(guard: Guard, tmp_path: Path, caller: Caller) -> None:
+    """The answer of an expectation, and of a probe, in the record and in the audit trail."""
+    undo = {"compensate": lambda: pytest.fail("undone"), "expect": lambda: f"now it is {CANARY}"}
+    pay = caller.tool(guard, "pay", effect="write", redact=["card"], **undo)(lambda card: None)
+
+    def probe() -> None:
+        raise LookupError(f"looked for {OTHERS[0]}")
+
+    book = caller.tool(guard, "book", effect="write", redact=["pin"], error_means="unknown", probe=probe)(
+        lambda pin: fails()
+    )
+
+    def fails() -> None:
+        raise TimeoutError
+
+    async def job() -> None:
+        with pytest.raises(CompensationFailed):
+            async with caller.run(guard, id="a"):
+                await caller.call(pay, CANARY)
+                raise KeyError
+        with pytest.raises(TimeoutError):
+            async with caller.run(guard, id="b"):
+                await caller.call(book, OTHERS[0])
+
+    caller.play(job)
+    (step,) = guard.runs.get("a").calls
+    assert "now it is <redacted>" in step.error
+    said = guard._store.audit_of("default", "a") + guard._store.audit_of("default", "b")
+    for sentence in ("now it is <redacted>", "looked for <redacted>"):
+        assert any(sentence in (row.detail or "") for row in said), sentence
+    check_clean(tmp_path)
+
+
 # -- what is recorded instead ----------------------------------------------------------------------------------
 
 

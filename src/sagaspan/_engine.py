@@ -520,7 +520,8 @@ class Engine:
         run: Run | None,
         sent_with: str | None,
     ) -> tuple[CallKey, int]:
-        digest = self._digest(tool, [tool.name, plain])
+        identity = [tool.name, plain]
+        digest = fingerprint(identity) if self.codec is None else self._digest(tool, identity)
         if tool.policy.key is not None:
             value = _business_key(tool, arguments)
             if tool.reads_redacted("key"):
@@ -538,9 +539,9 @@ class Engine:
         return CallKey(source=KeySource.CONTENT, scope=scope, value=value, fingerprint=digest), occurrence
 
     def _digest(self, tool: Tool, data: Any) -> str:
-        """As ``digest``; that of a read that goes on without a store is its own, and nobody can guess it either."""
+        """As ``digest``, under a codec; that of a read that goes on without a store is one that nobody can guess."""
         down = self.outage is not None and self.outage.goes_on and may_run_unrecorded(tool)
-        if down and self.codec is not None and not self.store.seal.encryption[self.namespace].is_proved:
+        if down and not self.store.seal.encryption[self.namespace].is_proved:
             return fingerprint([secrets.token_hex(32), data])
         return self.digest(data)
 

@@ -1704,6 +1704,14 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_SEAL,
         old='            changes["error_message"] = live.scrubbed(record.error_message)\n',
         new="            pass\n",
+        tests=(_REDACT + "test_what_others_say_of_a_call_is_cleaned_too",),
+    ),
+    Rule(
+        section="5.5",
+        rule="What an exception says is cleaned of redacted values before it is logged, or put on a span.",
+        file="src/sagaspan/_spans.py",
+        old='    return live.scrubbed(text.encode("utf-8", "backslashreplace").decode()) or None\n',
+        new='    return text.encode("utf-8", "backslashreplace").decode() or None\n',
         tests=(_REDACT + "test_a_canary_goes_through_every_path_and_is_nowhere",),
     ),
     Rule(
@@ -1712,7 +1720,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_SEAL,
         old="            audit = replace(audit, detail=live.scrubbed(audit.detail))\n",
         new="            pass\n",
-        tests=(_REDACT + "test_a_canary_goes_through_every_path_and_is_nowhere",),
+        tests=(_REDACT + "test_what_others_say_of_a_call_is_cleaned_too",),
     ),
     Rule(
         section="5.5",
