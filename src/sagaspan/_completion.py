@@ -76,6 +76,8 @@ class Stopped:
         decide = f"sagaspan calls resolve {self.call.id} OUTCOME --note WHY"
         if self.reason == "unresolved":
             return f"{where} may or may not have been sent{more}; find out, then say so: {decide}"
+        if self.call.state is CallState.SCHEDULED:
+            return f"{where} is not sent{more}: {decide}"
         return f"{where} failed, so it was not sent{more}; enter the run again to try again, or give it up: {decide}"
 
 
@@ -229,6 +231,8 @@ async def _send(
     tool = engine.find_deferred(record)
     if tool is None:
         return Stopped(call=record, reason="unsent", error=_queued(run, record), waiting=waiting, queued=True)
+    if not is_readable(record):
+        return Stopped(call=record, reason="unsent", error=_damaged(run, record), waiting=waiting)
     try:
         with in_force():
             result: Result = await engine.send(tool, record, run, backend)
@@ -248,6 +252,23 @@ def _give_up(store: Store, stopped: Stopped) -> None:
                  stopped.call.tool, spans.error_message(stopped.error))  # fmt: skip
     after, audit = transitions.drop(stopped.call, now_us(), why="it failed, and critical=False says that this is fine")
     store.commit([CallChange(after, audit, stopped.call.version)], synced=False)
+
+
+def is_readable(record: CallRecord) -> bool:
+    """Whether a deferred call can be sent from its record."""
+    try:
+        codecs.decode(record.arguments)
+    except codecs.Undecodable:
+        return False
+    return True
+
+
+def _damaged(run: RunRecord, record: CallRecord) -> RunError:
+    return RunError(
+        f"the run {run.id!r} has ended well, but the arguments of its deferred call {record.id} cannot be read in the "
+        "ledger, so it is not sent; restore the row and enter the run again, or say what became of it",
+        call=call_info(record), tool_ran="no",
+    )  # fmt: skip
 
 
 def _queued(run: RunRecord, record: CallRecord) -> RunError:

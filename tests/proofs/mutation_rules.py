@@ -43,6 +43,7 @@ _ENGINE = "src/sagaspan/_engine.py"
 _KEYS = "src/sagaspan/keys.py"
 _VIEWS = "src/sagaspan/_views.py"
 _UNDO = "src/sagaspan/_undo.py"
+_POISONED = "tests/faults/test_poisoned_rows.py::"
 _COMPLETION = "src/sagaspan/_completion.py"
 _FAMILIES = "src/sagaspan/ledger/families.py"
 _LOCKING = "src/sagaspan/ledger/locks.py"
@@ -1932,5 +1933,21 @@ RULES: Final[tuple[Rule, ...]] = (
         old="            raise StoreUnavailable(\n",
         new="            raise ConfigurationError(\n",
         tests=(_CODEC + "test_a_codec_that_fails_after_the_call_loses_nothing",),
+    ),
+    Rule(
+        section="(b) 7",
+        rule="A deferred call that cannot be read holds its run and is not tried again by itself.",
+        file=_RECOVERY,
+        old="        if call.state is CallState.SCHEDULED:\n",
+        new="        if False:\n",
+        tests=(_POISONED + "test_a_deferred_call_that_cannot_be_read",),
+    ),
+    Rule(
+        section="(b) 10",
+        rule="A run that breaks its recovery keeps nobody from the others.",
+        file=_RECOVERY,
+        old="        except Exception:  # noqa: BLE001 - whatever",
+        new="        except KeyError:  # noqa: BLE001 - whatever",
+        tests=(_POISONED + "test_a_run_that_breaks_its_recovery_keeps_nobody_from_the_others",),
     ),
 )
