@@ -480,8 +480,9 @@ class Run:
         if why is None:
             try:
                 return await saga.enter(
-                    self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed, backend=backend
-                )
+                    self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed,
+                    outer=None if outer is None else outer.record, backend=backend,
+                )  # fmt: skip
             except StoreUnavailable as error:
                 if outage is None:
                     raise

@@ -60,26 +60,39 @@ def is_inside(engine: Engine, run: RunRecord) -> bool:
 
 
 async def enter(
-    engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool, unnamed: bool, backend: Backend
+    engine: Engine,
+    wanted: RunRecord,
+    *,
+    wait: float,
+    reopen: bool,
+    unnamed: bool,
+    outer: RunRecord | None = None,
+    backend: Backend,
 ) -> Entered:
     """Open or resume the run; raises ``RunInProgress``, ``RunConflict``, ``RunClosed``, ``StoreError``.
 
     ``unnamed``: its id is its place in an outer run. If it was undone there and the outer run went on, a resume of the
-    outer run comes by again and starts it over.
+    outer run comes by again and starts it over. ``outer``: the run around it, as its worker knows it; if that is over,
+    or somebody else has taken it over, nothing begins in it any more, and what is completed replays.
     """
+    outer_epoch = 0 if outer is None else outer.epoch
     deadline = monotonic() + wait
     if engine.codec is not None:
         wanted = replace(wanted, input_fingerprint=await backend.io(engine.digest, input_of(wanted)))
     opened, audit = transitions.open_run(wanted)
     while True:
-        if await _commit_held(engine, RunChange(opened, audit), backend):
+        if await _commit_held(engine, RunChange(opened, audit, outer_epoch=outer_epoch), backend):
             return Entered(record=opened)
         existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
+        if outer is not None and not (existing is not None and existing.state is RunState.COMPLETED and not reopen):
+            await backend.io(_check_goes_on, engine.store, outer, wanted)
         if existing is not None:
             check_known(existing)
             _check_identity(existing, wanted, encrypts=engine.codec is not None)
             undone = unnamed and existing.state is RunState.COMPENSATED
-            entered = await _reenter(engine, existing, wanted, reopen=reopen or undone, backend=backend)
+            entered = await _reenter(
+                engine, existing, wanted, reopen=reopen or undone, outer_epoch=outer_epoch, backend=backend
+            )
             if entered is not None:
                 return entered
         if monotonic() >= deadline:
@@ -87,6 +100,17 @@ async def enter(
                 f"the run {wanted.id!r} is in progress elsewhere; wait for it (wait=SECONDS) or use another id"
             )
         await backend.sleep(0.05)
+
+
+def _check_goes_on(store: Store, outer: RunRecord, wanted: RunRecord) -> None:
+    now = store.get_run(outer.namespace, outer.id)
+    if now is None or now.epoch != outer.epoch or now.state is not RunState.RUNNING:
+        status = "forgotten" if now is None else now.state
+        why = "was taken over by another worker" if status is RunState.RUNNING else f"is {status}"
+        raise RunClosed(
+            f"the run {wanted.id!r} was not entered: the run {outer.id!r} around it {why}, so nothing begins in it",
+            status=status,
+        )
 
 
 async def _commit_held(engine: Engine, change: RunChange, backend: Backend, names: Collection[str] = ()) -> bool:
@@ -117,7 +141,7 @@ def _commit_covered(engine: Engine, change: RunChange, names: Collection[str]) -
 
 
 async def _reenter(
-    engine: Engine, existing: RunRecord, wanted: RunRecord, *, reopen: bool, backend: Backend
+    engine: Engine, existing: RunRecord, wanted: RunRecord, *, reopen: bool, outer_epoch: int, backend: Backend
 ) -> Entered | None:
     """Enter a run that exists; None while another worker is inside it."""
     if await backend.io(is_inside, engine, existing):
@@ -132,7 +156,7 @@ async def _reenter(
     if existing.state is RunState.COMPLETED and not reopen:
         return Entered(record=existing, resumed=True, replaying=True)
     if existing.state in _RESUMABLE:
-        return await _take(engine, existing, wanted, RunEvent.RESUME, backend)
+        return await _take(engine, existing, wanted, RunEvent.RESUME, outer_epoch, backend)
     if not reopen:
         raise RunClosed(
             f"the run {existing.id!r} has ended: it is {existing.state}; use a new id, or reopen=True to start it over",
@@ -146,6 +170,7 @@ async def _reenter(
         existing,
         wanted,
         RunEvent.REOPEN,
+        outer_epoch,
         backend,
         generation=existing.generation + 1,
         orphans=None,
@@ -155,14 +180,20 @@ async def _reenter(
 
 
 async def _take(
-    engine: Engine, existing: RunRecord, wanted: RunRecord, event: RunEvent, backend: Backend, **changes: Any
+    engine: Engine,
+    existing: RunRecord,
+    wanted: RunRecord,
+    event: RunEvent,
+    outer_epoch: int,
+    backend: Backend,
+    **changes: Any,
 ) -> Entered | None:
     now = now_us()
     after, audit = transitions.move_run(
         existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, reason=None, error=None, started_us=now,
         ended_us=None, traceparent=wanted.traceparent, on_interrupt=wanted.on_interrupt, **changes,
     )  # fmt: skip
-    if await _commit_held(engine, RunChange(after, audit, existing.version), backend):
+    if await _commit_held(engine, RunChange(after, audit, existing.version, outer_epoch), backend):
         return Entered(record=after, previous=existing, resumed=True)
     return None
 

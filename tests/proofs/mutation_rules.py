@@ -121,6 +121,17 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(a) 4",
+        rule="A nested run begins only in a run that is running at the epoch its worker knows.",
+        file=_SQLITE,
+        old="    if change.outer_epoch:\n",
+        new="    if False:\n",
+        tests=(
+            _CLAIMS + "test_a_worker_that_was_taken_over_opens_no_nested_run",
+            _CLAIMS + "test_nothing_new_begins_in_a_run_that_replays",
+        ),
+    ),
+    Rule(
+        section="(a) 4",
         rule="A repeated claim needs its run at the same epoch, too.",
         file=_SQLITE,
         old="from runs where namespace = ? and id = ? and epoch = ? and state = 'running')",

@@ -34,11 +34,15 @@ class CallChange:
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """Save ``record`` if its row is still at ``expected_version`` (0: if its id is free)."""
+    """Save ``record`` if its row is still at ``expected_version`` (0: if its id is free).
+
+    ``outer_epoch``: only while the run it is nested in is at this epoch and ``running`` (0: whatever that is).
+    """
 
     record: RunRecord
     audit: AuditRow
     expected_version: int = 0
+    outer_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

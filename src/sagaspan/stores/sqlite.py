@@ -112,6 +112,7 @@ update calls set {_sets(columns.CALL_CHANGING)}, claim_seq = last_insert_rowid()
  where id = ? and version = ?
    and exists (select 1 from runs where namespace = ? and id = ? and epoch = ? and state = 'running')
 """  # noqa: S608
+_IS_RUNNING: Final = "select 1 from runs where namespace = ? and id = ? and epoch = ? and state = 'running'"
 _INSERT_RUN: Final = f"insert into runs ({_RUNS}) values ({_marks(columns.RUN_COLUMNS)}) on conflict do nothing"  # noqa: S608
 _UPDATE_RUN: Final = f"""
 update runs set {_sets(columns.RUN_CHANGING)} where namespace = ? and id = ? and version = ?
@@ -730,6 +731,10 @@ def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
 
 
 def _save_run(connection: sqlite3.Connection, change: RunChange) -> bool:
+    if change.outer_epoch:
+        outer = (change.record.namespace, change.record.parent_id, change.outer_epoch)
+        if connection.execute(_IS_RUNNING, outer).fetchone() is None:
+            return False
     if change.expected_version:
         values = (*columns.run_changes(change.record), change.expected_version)
         return connection.execute(_UPDATE_RUN, values).rowcount == 1
