@@ -32,7 +32,7 @@ from sagaspan import (
     StoreUnavailable,
 )
 from sagaspan.cli import cli
-from sagaspan.keys import fingerprint
+from sagaspan.keys import fingerprint, idempotency_key
 from sagaspan.testing import CrashPoint, World, assert_settled, crash_points
 from tests.conftest import Caller
 
@@ -149,13 +149,15 @@ def test_a_canary_goes_through_every_path_and_is_nowhere(
 
     caller.play(job)
     assert undone == [(card, {"token": token})]
+    status = command("status", store=store_url)
+    assert "nobody knows how it ended: <encrypted>" in " ".join(status.split())
     (unknown,) = encrypting.runs.get("held").calls
     encrypting.calls.resolve(unknown.id, "happened", result=[token], note=f"the bank says {said}")
     assert encrypting.calls.get(unknown.id).result == [token]
     good = encrypting.runs.get("good")
     assert (good.input, good.output, good.calls[0].args["card"]) == ({"card": card}, [token], card)
     assert said in encrypting.runs.get("bad").error
-    shown = [command("status", store=store_url), command("runs", "list", store=store_url)]
+    shown = [status, command("runs", "list", store=store_url)]
     for run in ("good", "bad", "held"):
         shown += [command("show", run, store=store_url), command("runs", "show", run, "--json", store=store_url)]
     for call in encrypting.calls.list(open=False):
@@ -171,7 +173,8 @@ def test_nothing_in_the_ledger_can_be_found_by_trying(encrypting: Guard, tmp_pat
     with encrypting.run("shop", id="a", input="1234"):
         encrypting.tool("pay", effect="write")(lambda pin: None)("1234")
     guesses = {fingerprint(data) for data in (["pay", {"pin": "1234"}], "1234", {"pin": "1234"}, ["1234"])}
-    guesses |= {hashlib.sha256(text.encode()).hexdigest() for text in ("1234", '"1234"')}
+    key = idempotency_key("default", "run:a", "pay", fingerprint(["pay", {"pin": "1234"}]), 0)
+    guesses |= {key} | {hashlib.sha256(text.encode()).hexdigest() for text in ("1234", '"1234"')}
     recorded = rows(tmp_path, "select * from calls") + rows(tmp_path, "select * from runs")
     held = [str(value) for row in recorded for value in row]
     assert not [guess for guess in guesses if any(guess in value for value in held)]

@@ -76,7 +76,7 @@ def test_a_ledger_that_is_not_ours_alone_is_a_problem(
     ("name", "value"),
     [
         ("SAGASPAN_SECRET", "canary"),
-        ("SAGASPAN_LEDGER_KEYS_TOKEN", "canary"),
+        ("SAGASPAN_LEDGER_KEYS", "canary"),
         ("SAGASPAN_API_KEY", "canary"),
         ("SAGASPAN_STORE", "postgresql://ann:canary@db.example/shop"),
         ("SAGASPAN_STORE", "postgresql://ann:can/ary:canary@db.example/shop?password=canary"),

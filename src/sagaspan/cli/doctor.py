@@ -27,7 +27,8 @@ _PACKAGES: Final = (
 )  # fmt: skip
 
 
-_SECRETS: Final = ("SECRET", "KEY", "TOKEN", "PASSWORD", "PASSWD", "PASS", "CREDENTIAL", "HEADERS", "CERTIFICATE")
+_SECRETS: Final = ("SECRET", "KEY", "TOKEN", "PASS", "CREDENTIAL", "HEADERS")
+"""What the name of a variable has in it whose value is for nobody else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ def _app(settings: Settings) -> Iterator[Finding]:
 def _environment() -> Iterator[Finding]:
     for name in sorted(os.environ):
         if name.startswith(("SAGASPAN_", "OTEL_")):
-            secret = set(_SECRETS) & set(name.split("_"))
+            secret = any(word in name for word in _SECRETS)
             yield Finding(what=name, state="ok", found="(set, not shown)" if secret else masked(os.environ[name]))
 
 
