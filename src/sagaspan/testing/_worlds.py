@@ -160,8 +160,12 @@ class World:
         return value
 
     def _play(self, job: Job, life: Life, where: Where) -> Any:
-        with owner.playing(owner.invented(where), provable=where == "here"):
-            return self._live(job, life)
+        role = owner.Role(where)
+        try:
+            with role.played():
+                return self._live(job, life)
+        finally:
+            role.end()
 
     def _live(self, job: Job, life: Life) -> Any:
         disk = quick_store(self._inside())
@@ -196,7 +200,7 @@ class World:
         try:
             if where == "here":
                 self._live(job, life)
-            with owner.playing(owner.invented(where), provable=False):
+            with owner.Role(where).played():
                 self._live(job, life)
         except BaseException:  # noqa: BLE001 - told to the parent
             said = f"\n{traceback.format_exc()}"
