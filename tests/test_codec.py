@@ -482,6 +482,8 @@ def test_a_guard_with_another_key_writes_nothing(shop: Shop, tmp_path: Path, cal
         caller.play(job)
         with pytest.raises(ConfigurationError, match="does not read"):
             guard.compensate("a")
+        with pytest.raises(ConfigurationError, match="does not read"):
+            guard.recover()
         assert guard.runs.get("a").calls[0].args == {"": "<encrypted>"}
     assert (rows(tmp_path, "select * from calls"), rows(tmp_path, "select * from runs")) == before
     assert shop.undone == []

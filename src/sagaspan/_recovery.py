@@ -129,6 +129,8 @@ class Recoverer:
         age_us = _age_us(older_than)
         if limit is not None:
             check_count("limit", limit, least=1)
+        if self._engine.codec is not None and not dry_run:  # once, and not as what is wrong with each run
+            await self._engine.prove_codec(self._backend)
         if watch and not dry_run:
             await self._watch_leases()
         found: dict[str, list[RunInfo]] = {}

@@ -1961,4 +1961,12 @@ RULES: Final[tuple[Rule, ...]] = (
         new="        except KeyError:  # noqa: BLE001 - whatever",
         tests=(_POISONED + "test_a_run_that_breaks_its_recovery_keeps_nobody_from_the_others",),
     ),
+    Rule(
+        section="5.5",
+        rule="Recovery with another codec than that of the ledger is an error, not the state of each run.",
+        file=_RECOVERY,
+        old="            await self._engine.prove_codec(self._backend)\n",
+        new="            pass\n",
+        tests=(_CODEC + "test_a_guard_with_another_key_writes_nothing",),
+    ),
 )
