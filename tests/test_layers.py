@@ -14,12 +14,12 @@ ADAPTERS = ROOT / "adapters"
 
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {
-    "_checks", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate", "loops",
-    "_clock", "_fork", "_owner", "_home",
+    "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
+    "loops", "_clock", "_fork", "_owner", "_home",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
-    "_metrics", "_middleware", "_signals", "_spans",
+    "_metrics", "_middleware", "_signals", "_spans", "redaction",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -27,6 +27,9 @@ ALLOWED = {
     "codecs": set(),
     "keys": set(),
     "_clock": set(),
+    "_live": {"_fork"},
+    "_secret": {"exceptions", "_home"},
+    "redaction": {"codecs", "exceptions"},
     "_durations": {"exceptions", "_checks"},
     "_fork": set(),
     "_owner": {"_fork"},
@@ -46,17 +49,17 @@ ALLOWED = {
     "rate": {"exceptions", "_declared"},
     "loops": set(),
     "llm": {"exceptions", "_clock", "_declared", "amounts", "policy", "llm"},
-    "_spans": {"exceptions", "semconv"},
+    "_spans": {"exceptions", "semconv", "_live"},
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions", "_checks"},
     "_probe": {"exceptions", "_compensation"},
-    "_tool": {"exceptions", "_checks", "expressions", "policy", "_compensation", "_cost", "_probe"},
+    "_tool": {"exceptions", "_checks", "expressions", "policy", "redaction", "_compensation", "_cost", "_probe"},
     "_call": {"exceptions", "amounts", "_signals", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
     "_context": {"exceptions"},
     "_middleware": {"_call", "_checks", "exceptions", "ledger.records"},
-    "ledger": DATA | {"ledger", "_outcome"},
+    "ledger": DATA | {"ledger", "_outcome", "_secret"},
     "middleware": DATA | {"ledger.records"},
-    "stores": BASE | {"stores", "ledger.records", "ledger.store"},
+    "stores": BASE | {"stores", "ledger.records", "ledger.seal", "ledger.store"},
     "_endings": {"exceptions", "ledger.transitions"},
     "_rollback": DATA | {"ledger"},
     "_saga": DATA | {"ledger", "_endings", "_rollback"},
@@ -65,8 +68,9 @@ ALLOWED = {
     "_alone": DATA | {"ledger", "_rollback", "_retries", "_saga"},
     "_engine": DATA | {"ledger", "middleware"},
     "_completion": DATA | {"ledger", "_rollback", "_saga"},
+    "_in_flight": {"exceptions", "_fork", "ledger.records"},
     "_orphans": DATA | {"ledger", "_rollback"},
-    "_run": DATA | {"ledger", "_completion", "_endings", "_orphans", "_rollback", "_saga", "_undo"},
+    "_run": DATA | {"ledger", "_completion", "_endings", "_in_flight", "_orphans", "_rollback", "_saga", "_undo"},
     "_recovery": DATA | {"ledger", "_alone", "_completion", "_endings", "_retries", "_rollback", "_run", "_saga"},
     "_metrics": {"semconv", "_spans"},
     "_usage": BASE | {"ledger"},

@@ -81,6 +81,43 @@ class TestWholeRuns:
         assert guard.runs.get(done).status == "compensated"
         assert guard.runs.get("done/inner#1").status == "compensated"
 
+    def test_what_an_error_left_committed_is_undone_on_request(self, guard: Guard, book, world: World) -> None:
+        """Rolled back to its line a run is compensated; asked for by name, the rest is undone too, and only once."""
+        with pytest.raises(ZeroDivisionError), guard.run("trip", id="half") as run:
+            book("flight")
+            run.commit()
+            book("room")
+            raise ZeroDivisionError
+        assert guard.runs.get("half").status == "compensated"
+        assert [call.args["what"] for call in guard.compensate("half").undone] == ["flight"]
+        assert guard.compensate("half").undone == ()
+        assert world.log == ["book flight", "book room", "cancel room", "cancel flight"]
+
+    def test_what_was_done_before_a_run_was_reopened_is_undone_on_request(
+        self, guard: Guard, book, world: World
+    ) -> None:
+        """The failure of the later incarnation left it in force."""
+        with guard.run("trip", id="again"):
+            book("flight")
+        with pytest.raises(ZeroDivisionError), guard.run("trip", id="again", reopen=True):
+            book("room")
+            raise ZeroDivisionError
+        guard.compensate("again")
+        assert world.log == ["book flight", "book room", "cancel room", "cancel flight"]
+
+    def test_a_nested_run_that_was_committed_stays_completed(self, guard: Guard, book, world: World) -> None:
+        """Its steps are in force, so it is not called compensated with the outer run; it can be undone by itself."""
+        with pytest.raises(ZeroDivisionError), guard.run("trip", id="outer") as run:
+            with guard.run("inner"):
+                book("car")
+            run.commit()
+            with guard.run("later"):
+                book("room")
+            raise ZeroDivisionError
+        assert [guard.runs.get(f"outer/{name}#1").status for name in ("inner", "later")] == ["completed", "compensated"]
+        guard.compensate("outer/inner#1")
+        assert world.log == ["book car", "book room", "cancel room", "cancel car"]
+
     async def test_asynchronous_callers_have_a_twin(self, guard: Guard, done: str, world: World) -> None:
         """``acompensate`` does the same."""
         await guard.acompensate(done)

@@ -56,6 +56,7 @@ class Call:
     calls brought of late. ``model`` is set where the call is one of a model, not of a tool.
     ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
     whose body this one is made.
+    ``secrets`` are the texts of what is redacted of it; ``former`` are the keys that the same call had before that.
     """
 
     id: str
@@ -82,6 +83,8 @@ class Call:
     ancestors: tuple[str, ...] = ()
     scheduled: CallRecord | None = None
     sent_with: str | None = None
+    secrets: tuple[str, ...] = ()
+    former: tuple[CallKey, ...] = ()
     span: Span = INVALID_SPAN
     tracer: Tracer = _NO_TRACER
     declared: Declared = Declared()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sagaspan.exceptions import ConfigurationError
 
+# The third slash of a file's URL begins a path, which may have an @ in it.
+_PASSWORD: Final = re.compile(r"""(?<=://)(?!/)[^\s'"]*@|(?<=[?&])(\w*(?:pass|key|token|secret)\w*)=[^&\s'"]*""", re.I)
 MAX_NAME: Final = 1000
 """How many characters an id or a name can have."""
 
@@ -20,6 +23,11 @@ def described(value: object) -> str:
         return f"the class {value.__name__}"
     kind = type(value).__name__
     return f"{'an' if kind[0].lower() in 'aeio' else 'a'} {kind}"
+
+
+def masked(text: str) -> str:
+    """``text`` without what of its URLs is for nobody else: users with passwords, and such parameters."""
+    return _PASSWORD.sub(lambda found: "***@" if found[1] is None else f"{found[1]}=***", text)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -66,6 +74,21 @@ def check_mapping(name: str, value: object, example: str) -> None:
     """Refuse what is no mapping; ``example`` is one that fits."""
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{name} takes a dict such as {example}, not {described(value)}")
+
+
+def check_codec(codec: object) -> None:
+    """Refuse what has no synchronous ``encode`` and ``decode``; None will do."""
+    if codec is None:
+        return
+    for name in ("encode", "decode"):
+        method = getattr(codec, name, None)
+        if inspect.isclass(codec) or not callable(method):
+            raise ConfigurationError(
+                f"codec takes an object with encode(bytes) and decode(bytes), not {described(codec)}; an example is in "
+                "docs/encryption.md"
+            )
+        if inspect.iscoroutinefunction(method):
+            raise ConfigurationError(f"the codec's {name} is async, but stores are synchronous; use def")
 
 
 def signature_of(function: Callable[..., Any], what: str) -> inspect.Signature:

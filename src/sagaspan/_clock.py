@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from typing import Protocol
 
@@ -26,7 +27,8 @@ class Clock(Protocol):
 
 
 _stand_in: Clock | None = None
-_MOMENT = 0.0005  # of real time, in which other threads get on while somebody waits on a clock that stands still
+_MOMENT = 0.0005
+"""Seconds of real time in which other threads get on, while somebody waits on a clock that stands still."""
 
 
 def now_us() -> int:
@@ -50,7 +52,8 @@ def sleep(seconds: float) -> None:
         time.sleep(seconds)
     else:
         _stand_in.pass_by(seconds)
-        time.sleep(min(seconds, _MOMENT))
+        if threading.active_count() > 1:
+            time.sleep(min(seconds, _MOMENT))
 
 
 async def asleep(seconds: float) -> None:

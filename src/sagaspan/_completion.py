@@ -19,6 +19,7 @@ from opentelemetry.trace import Span
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
+from sagaspan import codecs
 from sagaspan._backends import Backend
 from sagaspan._call import Result
 from sagaspan._clock import now_us
@@ -76,6 +77,8 @@ class Stopped:
         decide = f"sagaspan calls resolve {self.call.id} OUTCOME --note WHY"
         if self.reason == "unresolved":
             return f"{where} may or may not have been sent{more}; find out, then say so: {decide}"
+        if self.call.state is CallState.SCHEDULED:
+            return f"{where} is not sent{more}: {decide}"
         return f"{where} failed, so it was not sent{more}; enter the run again to try again, or give it up: {decide}"
 
 
@@ -229,6 +232,8 @@ async def _send(
     tool = engine.find_deferred(record)
     if tool is None:
         return Stopped(call=record, reason="unsent", error=_queued(run, record), waiting=waiting, queued=True)
+    if not is_readable(record):
+        return Stopped(call=record, reason="unsent", error=_damaged(run, record), waiting=waiting)
     try:
         with in_force():
             result: Result = await engine.send(tool, record, run, backend)
@@ -250,10 +255,29 @@ def _give_up(store: Store, stopped: Stopped) -> None:
     store.commit(settling(stopped.call, CallChange(after, audit, stopped.call.version)), synced=False)
 
 
-def _queued(run: RunRecord, record: CallRecord) -> RunError:
+def is_readable(record: CallRecord) -> bool:
+    """Whether a deferred call can be sent from its record."""
+    try:
+        codecs.decode(record.arguments)
+    except codecs.Undecodable:
+        return False
+    return True
+
+
+def _damaged(run: RunRecord, record: CallRecord) -> RunError:
     return RunError(
-        f"the run {run.id!r} has ended well, but its deferred call {record.id} is not sent yet: there is no tool "
-        f"{record.tool!r} with defer=True in this process; it waits for one that has it: sagaspan recover --app "
-        "MODULE:GUARD",
+        f"the run {run.id!r} has ended well, but the arguments of its deferred call {record.id} cannot be read in the "
+        "ledger, so it is not sent; restore the row and enter the run again, or say what became of it",
+        call=call_info(record), tool_ran="no",
+    )  # fmt: skip
+
+
+def _queued(run: RunRecord, record: CallRecord) -> RunError:
+    lacks = f"there is no tool {record.tool!r} with defer=True"
+    if codecs.is_encrypted(record.arguments):
+        lacks = "what was recorded of it is encrypted, and the codec is not"
+    return RunError(
+        f"the run {run.id!r} has ended well, but its deferred call {record.id} is not sent yet: {lacks} in this "
+        "process; it waits for one that has it: sagaspan recover --app MODULE:GUARD",
         call=call_info(record), tool_ran="no",
     )  # fmt: skip

@@ -6,13 +6,15 @@ import contextlib
 import difflib
 import inspect
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span, TracerProvider
 
 from sagaspan import _fork as fork
+from sagaspan import _live as live
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._backends import SYNC, Backend, run_sync
@@ -24,7 +26,7 @@ from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._probe import Probe
 from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
-from sagaspan._tool import Tool, expectation
+from sagaspan._tool import Tool, check_handlers, expectation
 from sagaspan.budget import Budget
 from sagaspan.exceptions import (
     ApprovalPending,
@@ -44,6 +46,7 @@ from sagaspan.keys import (
     sent_scope,
 )
 from sagaspan.ledger import transitions
+from sagaspan.ledger.encryption import hides, is_locked
 from sagaspan.ledger.fail_open import FailOpen, Outage, may_run_unrecorded, unrecorded
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
@@ -58,6 +61,7 @@ from sagaspan.middleware.loop import LoopMiddleware
 from sagaspan.middleware.replay import ReplayMiddleware
 from sagaspan.middleware.saga import SagaMiddleware
 from sagaspan.middleware.telemetry import TelemetryMiddleware
+from sagaspan.redaction import Redaction, leaves
 from sagaspan.scopes import BudgetBook
 
 if TYPE_CHECKING:
@@ -80,6 +84,7 @@ class Origin:
 
 
 _NOWHERE: Final = Origin()
+_NOTHING_HELD: Final = contextlib.nullcontext()
 
 
 class Engine:
@@ -97,8 +102,10 @@ class Engine:
         budgets: BudgetBook | None = None,
         budget: tuple[Budget, ...] = (),
         loop: int | Literal[False] = ALLOWED,
+        codec: codecs.Codec | None = None,
     ) -> None:
         self._fail_open = fail_open
+        self.codec = codec
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
@@ -118,6 +125,7 @@ class Engine:
         self._scheduled_with: dict[str, Tool] = {}
         self._lock = fork.new_lock()
         self._warned: set[str] = set()
+        self._redacting: dict[str, Redaction] = {}
         self._middleware = users_layers(middleware)
         self._innermost: tuple[Middleware, ...] = ()
         self.signals = Signals()
@@ -132,6 +140,10 @@ class Engine:
         self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe, limits=self.limits)
         self.lease.forked.append(self._begin_again)
         self._session: RunRecord | None = None
+        if self.codec is not None:
+            store.seal.encrypt(self.namespace, self.codec)
+        for name, redaction in self._redacting.items():
+            store.seal.redact(self.namespace, name, redaction)
         self._fold()
 
     def _fold(self) -> None:
@@ -142,7 +154,7 @@ class Engine:
             LoopMiddleware(self.loop),
             ReplayMiddleware(endpoint.serve),
             BudgetMiddleware(),
-            SagaMiddleware(self.compensation_for),
+            SagaMiddleware(self.compensation_for, self.lock_names),
             *self._innermost,
         ]
         self._onion = compose(layers, endpoint)
@@ -173,6 +185,9 @@ class Engine:
 
         A compensation named by a string is looked up before the next body runs.
         """
+        if tool.redaction is not None:
+            self.store.seal.redact(self.namespace, tool.name, tool.redaction)
+            self._redacting[tool.name] = tool.redaction.beside(self._redacting.get(tool.name))
         if tool.policy.defer:
             known = self._deferred.get((tool.name, tool.is_async), tool)
             same = known is not None and same_callable(known.function, tool.function)
@@ -215,10 +230,16 @@ class Engine:
                 _log.warning("%s", error)
         found = self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
         # What was to be asked before it is undone is not left out, because somebody took that away since.
-        return None if found is None or (call.expect is not None and found.expect is None) else found
+        if found is None or (call.expect is not None and found.expect is None):
+            return None
+        # Nor is it undone with ciphertext: it waits for a process that has the codec.
+        hidden = hides(call, found) or (found.expect is not None and hides(call, found.expect))
+        return None if hidden else found
 
     def find_deferred(self, call: CallRecord) -> Tool | None:
-        """The tool that sends a recorded call, or None."""
+        """The tool that sends a recorded call, or None; also if what was recorded of it cannot be read here."""
+        if is_locked(call.arguments):
+            return None
         same_name = (self._deferred.get((call.tool, is_async)) for is_async in (False, True))
         return self._scheduled_with.get(call.id) or next((tool for tool in same_name if tool is not None), None)
 
@@ -230,8 +251,9 @@ class Engine:
             _keep(self._scheduled_with, result.record.id, tool)
 
     def find_probe(self, call: CallRecord) -> Probe | None:
-        """The probe registered for a recorded call, or None."""
-        return self._probes.get(call.tool) if call.phase is Phase.FORWARD else None
+        """The probe registered for a recorded call, or None; also if it asks for what cannot be read here."""
+        found = self._probes.get(call.tool) if call.phase is Phase.FORWARD else None
+        return None if found is None or hides(call, found, about=()) else found
 
     async def resolve_in_doubt(self, call: CallRecord, backend: Backend) -> CallRecord:
         """Ask what can find out about a recorded call; returns it as it is then, decided or still in doubt.
@@ -254,6 +276,8 @@ class Engine:
                 undo.function, tool.parameters, where=where, name=name, empty_safe=tool.policy.empty_safe,
                 expect=expectation(tool.policy), timeout=undo.policy.timeout,
             )  # fmt: skip
+            if tool.redaction is not None:
+                check_handlers(tool.redaction, compensation, None, where)
             self._know(tool.name, compensation)
             self._unresolved.discard(tool)
 
@@ -272,6 +296,8 @@ class Engine:
         """Send one call through the onion; returns what the caller of the tool gets, or raises it."""
         if self._unresolved:
             self._resolve_names()
+        if self.codec is not None:
+            await self.prove_codec(backend)
         run = self.run_in_force(backend, tool)
         if run is None:
             if tool.policy.defer:
@@ -279,14 +305,16 @@ class Engine:
                     f"tool {tool.name!r} is deferred until its run completes, and was called outside a run, where "
                     "nothing completes; use with guard.run(...)"
                 )
-            return self._deliver(
-                tool,
-                None,
-                await self._onion(self._make(tool, arguments, context, invoke, backend, origin, None)),
-            )
-        with run.busy():
+            call = self._make(tool, arguments, context, invoke, backend, origin, None)
+            with live.held(call.secrets) if call.secrets else _NOTHING_HELD:
+                return self._deliver(tool, None, await self._onion(call))
+        run.in_flight.begins(f"tool {tool.name!r} did not run")
+        try:
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
+            run.keep_secret(call.secrets)
             return self._deliver(tool, run, await self._call_in(run, call))
+        finally:
+            run.in_flight.ended()
 
     async def _call_in(self, run: Run, call: Call) -> Result:
         """Send a call of a run through the onion, and keep the run's books of it."""
@@ -296,6 +324,8 @@ class Engine:
             run.refused(call, error)
             raise
         run.asked_for(result.record.id, answered=not result.executed)
+        if call.tool.redaction is not None:
+            run.keep_secret(call.tool.redaction.secrets_of(result.value))
         policy = call.tool.policy
         if result.state is CallState.FAILED:
             run.did_not_happen(call)
@@ -328,6 +358,24 @@ class Engine:
                 scheduled=record,
             )
         )
+
+    # -- the codec -------------------------------------------------------------------------------------------
+
+    async def prove_codec(self, backend: Backend) -> None:
+        """See once that the codec is that of the ledger; raises ``ConfigurationError`` or ``StoreUnavailable``."""
+        encryption = self.store.seal.encryption[self.namespace]
+        if encryption.is_proved or (self.outage is not None and self.outage.goes_on):
+            return
+        try:
+            await backend.io(encryption.prove)
+        except StoreUnavailable as error:
+            if self.outage is None:
+                raise
+            self.outage.began(error)
+
+    def digest(self, data: Any) -> str:
+        """The fingerprint of plain JSON data; under a codec one that nobody can guess who lacks it."""
+        return fingerprint(data) if self.codec is None else self.store.seal.encryption[self.namespace].digest(data)
 
     def run_in_force(self, backend: Backend, tool: Tool) -> Run | None:
         """The run that a call made here belongs to; None is the session. Raises ``RunError``, ``PolicyDenied``."""
@@ -376,7 +424,13 @@ class Engine:
         run: Run | None,
     ) -> Call:
         record = self._session_of(tool) if run is None else run.record
-        plain = _plain(tool, arguments)
+        secrets: tuple[str, ...] = ()
+        try:
+            plain = _plain(tool, arguments) if tool.redaction is None else None
+        except codecs.SecretFound:
+            plain = None
+        if plain is None:
+            plain, secrets = self._redacted(tool, arguments)
         encoded = codecs.dump(plain)
         if tool.policy.defer:
             _check_comes_back(tool, arguments, encoded)
@@ -385,6 +439,7 @@ class Engine:
             parent = None
         sent_with = None if parent is None else parent.sent_with if parent.scheduled is None else parent.id
         key, occurrence = self._key(tool, arguments, plain, record, run, sent_with)
+        resumed = run is not None and run.goes_on_from_before
         return Call(
             id=new_id(now_us()),
             tool=tool,
@@ -399,7 +454,7 @@ class Engine:
             under=_under(run, parent),
             purse=((f"run:{record.id}", self.budget),) if run is None else run.purse,
             signals=self.signals if run is None else run.signals,
-            resumed=run is not None and run.goes_on_from_before,
+            resumed=resumed,
             replaying=run is not None and run.replaying,
             occurrence=occurrence,
             backend=backend,
@@ -407,6 +462,8 @@ class Engine:
             agent=origin.agent,
             ancestors=() if parent is None else (*parent.ancestors, parent.id),
             sent_with=sent_with,
+            secrets=secrets,
+            former=self._former(tool, arguments, plain, key, resumed=resumed) if self._changes_keys(tool) else (),
         )
 
     def make_model_call(self, tool: Tool, model: str, arguments: Mapping[str, Any], backend: Backend) -> Call:
@@ -436,6 +493,70 @@ class Engine:
         """Where calls are claimed and settled."""
         return self._ledger
 
+    def _changes_keys(self, tool: Tool) -> bool:
+        """Whether equal calls had another key before this guard said so."""
+        return tool.redaction is not None or self.codec is not None
+
+    def _former(
+        self, tool: Tool, arguments: Mapping[str, Any], plain: Mapping[str, Any], key: CallKey, *, resumed: bool
+    ) -> tuple[CallKey, ...]:
+        """The keys that this call had while nothing of it was redacted or encrypted.
+
+        What was done under one of them is not done again.
+        """
+        if key.source is KeySource.UNIQUE or not (resumed or key.source is KeySource.BUSINESS):
+            return ()
+        spelt = [plain] if tool.redaction is None else [plain, _plain(tool, arguments, codecs.blank)]
+        digests = [digest([tool.name, one]) for one in spelt for digest in (self.digest, fingerprint)]
+        former = dict.fromkeys(digest for digest in digests if digest != key.fingerprint)
+        if key.source is KeySource.BUSINESS:
+            keys = [replace(key, fingerprint=digest) for digest in former]
+            if tool.reads_redacted("key"):  # which is a hash now, and was none
+                value = _business_key(tool, arguments)
+                keys += [replace(one, value=value) for one in (key, *keys)]
+            return tuple(keys)
+        number = key.value.removeprefix(key.fingerprint)
+        return tuple(replace(key, fingerprint=digest, value=digest + number) for digest in former)
+
+    def _redacted(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The arguments as JSON data without what is redacted, and the texts of that."""
+        found: list[str] = []
+        try:
+            keyed = self._keyed_hide(tool)
+        except StoreUnavailable as error:
+            if self.outage is None or not may_run_unrecorded(tool):
+                raise
+            self.outage.began(error)
+            keyed = codecs.blank
+
+        def hide(data: Any, place: str) -> dict[str, str]:
+            if tool.policy.defer:
+                raise ConfigurationError(
+                    f"tool {tool.name!r} is deferred and was not scheduled: {place!r} is a secret, which is never "
+                    "recorded, so it could not be sent from its record"
+                )
+            found.extend(leaves(data))
+            return keyed(data, place)
+
+        plain = _plain(tool, arguments, hide)
+        if tool.redaction is not None:
+            plain = tool.redaction.arguments(plain, hide)
+        return plain, tuple(found)
+
+    def _keyed_hide(self, tool: Tool) -> codecs.Hide:
+        seal = self.store.seal
+        if tool.redaction is not None:
+            seal.note(self.namespace, tool.name)
+        seal.key(self.namespace)
+        return seal.hide(self.namespace, tool.name)
+
+    def lock_names(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of the locks that a call takes; those made of an argument with redacted fields as hashes."""
+        names = tool.locks_of(arguments)
+        if not tool.reads_redacted("lock"):
+            return names
+        return tuple(self.store.seal.hashed(self.namespace, "lock", name) for name in names)
+
     def _key(
         self,
         tool: Tool,
@@ -445,9 +566,12 @@ class Engine:
         run: Run | None,
         sent_with: str | None,
     ) -> tuple[CallKey, int]:
-        digest = fingerprint([tool.name, plain])
+        identity = [tool.name, plain]
+        digest = fingerprint(identity) if self.codec is None else self._digest(tool, identity)
         if tool.policy.key is not None:
             value = _business_key(tool, arguments)
+            if tool.reads_redacted("key"):
+                value = self.store.seal.hashed(self.namespace, "key", value)
             return CallKey(source=KeySource.BUSINESS, scope=BUSINESS_SCOPE, value=value, fingerprint=digest), 0
         if run is None:
             scope = run_scope(record.id, 0)
@@ -459,6 +583,13 @@ class Engine:
         scope = run_scope(record.id, record.generation) if sent_with is None else sent_scope(sent_with)
         value = digest if number == 0 else f"{digest}.{number}"
         return CallKey(source=KeySource.CONTENT, scope=scope, value=value, fingerprint=digest), occurrence
+
+    def _digest(self, tool: Tool, data: Any) -> str:
+        """As ``digest``, under a codec; that of a read that goes on without a store is one that nobody can guess."""
+        down = self.outage is not None and self.outage.goes_on and may_run_unrecorded(tool)
+        if down and not self.store.seal.encryption[self.namespace].is_proved:
+            return fingerprint([secrets.token_hex(32), data])
+        return self.digest(data)
 
     def _deliver(self, tool: Tool, run: Run | None, result: Result) -> Any:
         error = result.error
@@ -590,12 +721,17 @@ def _under(run: Run | None, parent: Call | None) -> str | None:
     return None if parent is None else parent.under
 
 
-def _plain(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as JSON data, those without encoding by their kind if a business key stands for them."""
+def _plain(tool: Tool, arguments: Mapping[str, Any], hide: codecs.Hide | None = None) -> dict[str, Any]:
+    """The arguments as JSON data, those without encoding by their kind if a business key stands for them.
+
+    Raises ``SecretFound`` for a pydantic secret if nobody says how to ``hide`` it.
+    """
     plain = {}
     for name, value in arguments.items():
         try:
-            plain[name] = codecs.to_json(value, name)
+            plain[name] = codecs.to_json(value, name, hide)
+        except codecs.SecretFound:
+            raise
         except codecs.Unencodable as problem:
             if tool.policy.defer:
                 raise ConfigurationError(

@@ -23,7 +23,7 @@ from sagaspan._accounts import Accounts
 from sagaspan._adapters import find_adapter
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
-from sagaspan._checks import check_choice, check_flag, check_mapping, check_name, check_seconds, described
+from sagaspan._checks import check_choice, check_codec, check_flag, check_mapping, check_name, check_seconds, described
 from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
@@ -73,6 +73,8 @@ class Guard:
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
+        codec: encrypts the content of what is recorded: an object with ``encode(bytes) -> bytes`` and its reverse,
+            ``decode`` (``sagaspan.codecs.Codec``).
         fail_open: while the store is down, tools with ``effect="read"`` run unrecorded, if no budget holds for them;
             everything else fails closed. None: ``SAGASPAN_FAIL_OPEN``, else ``[guard]`` in the file, else False.
         require_run: refuse calls outside a run.
@@ -94,6 +96,7 @@ class Guard:
         middleware: Sequence[Middleware] = (),
         namespace: str = "default",
         on_interrupt: OnInterrupt | None = None,
+        codec: codecs.Codec | None = None,
         fail_open: bool | None = None,
         require_run: bool = False,
         migrate: Migrate = "auto",
@@ -107,6 +110,7 @@ class Guard:
         if fail_open is not None:
             check_flag("fail_open", fail_open)
         check_name("namespace", namespace)
+        check_codec(codec)
         if tracer_provider is not None and not hasattr(tracer_provider, "get_tracer"):
             raise ConfigurationError(f"tracer_provider takes a TracerProvider, not {described(tracer_provider)}")
         book = load_policies(policies)
@@ -130,6 +134,7 @@ class Guard:
             loop=defaults.loop,
             budgets=BudgetBook({**(budgets or {}), **file.get("budgets", {})}),
             fail_open=defaults.fail_open,
+            codec=codec,
         )
         self._engine.at_first_end = self._warn_of_unused
 

@@ -192,7 +192,8 @@ class LlmCall:
                     f"{call.tool.name!r} was not sent: a hard budget of money holds, and {bound.missing}"
                 )
             if inside is not None:
-                self._busy.enter_context(inside.busy())
+                inside.in_flight.begins(f"{call.tool.name!r} was not sent")
+                self._busy.callback(inside.in_flight.ended)
             self._claim = await self._claimed(call)
         except BaseException as error:
             self._busy.close()

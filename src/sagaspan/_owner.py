@@ -43,36 +43,42 @@ def this_process() -> str:
     return _name(os.getpid()) if _role is None else _role
 
 
-@contextlib.contextmanager
-def playing(name: str, *, provable: bool = True) -> Iterator[None]:
-    """This process is ``name`` within the block, which holds nothing yet and is dead at its end.
+class Role:
+    """Another process that this one plays, for ``sagaspan.testing``: several in one, one at a time.
 
-    For ``sagaspan.testing``: several processes in one, one at a time. ``provable``: whether others can prove that it
-    lives or is dead.
+    ``where`` it is: ``"here"``, in another ``"container"`` on this host, or on another ``"machine"``. Only of one that
+    is here others can prove that it lives or is dead.
     """
-    global _role, _alive
-    before = _role, _alive
-    _role, _alive = name, {}
-    if provable:
-        _played[name] = True
-    try:
-        yield
-    finally:
-        if provable:
-            _played[name] = False
-        _role, _alive = before
 
+    def __init__(self, where: str = "here") -> None:
+        boot, namespace, pid, start, _ = _name(os.getpid()).split(_SEPARATOR)
+        own = secrets.token_hex(4)
+        if where == "machine":
+            boot = f"boot-{own}"
+        elif where == "container":
+            namespace = f"container-{own}"
+        # Our pid with another start: for a real process that looks, it is dead.
+        self.name = _SEPARATOR.join((boot, namespace, pid, start and "0", own))
+        self._holds: dict[str, int] = {}
+        if where == "here":
+            _played[self.name] = True
 
-def invented(where: str = "here") -> str:
-    """A name to play: of a process of this host, of another ``"container"`` on it, or of another ``"machine"``."""
-    boot, namespace, pid, start, _ = _name(os.getpid()).split(_SEPARATOR)
-    own = secrets.token_hex(4)
-    if where == "machine":
-        boot = f"boot-{own}"
-    elif where == "container":
-        namespace = f"container-{own}"
-    # Our pid with another start: for a real process that looks, it is dead.
-    return _SEPARATOR.join((boot, namespace, pid, start and "0", own))
+    @contextlib.contextmanager
+    def played(self) -> Iterator[None]:
+        """This process is that one within the block."""
+        global _role, _alive
+        before = _role, _alive
+        _role, _alive = self.name, self._holds
+        try:
+            yield
+        finally:
+            _role, _alive = before
+
+    def end(self) -> None:
+        """It is dead from here on."""
+        self._holds.clear()
+        if self.name in _played:
+            _played[self.name] = False
 
 
 def is_played() -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sagaspan import _completion as completion
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
+from sagaspan import codecs
 from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
 from sagaspan._checks import check_count
@@ -26,7 +27,7 @@ from sagaspan._rollback import Steps, Undone, steps_of
 from sagaspan._run import Run
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger import pivots, transitions
-from sagaspan.ledger.in_doubt import history
+from sagaspan.ledger.in_doubt import earliest_sent_us, history
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import (
     CallInfo,
@@ -39,7 +40,7 @@ from sagaspan.ledger.records import (
     call_info,
     run_info,
 )
-from sagaspan.ledger.resolution import IN_DOUBT, first_sent_us, permitted
+from sagaspan.ledger.resolution import IN_DOUBT, permitted
 from sagaspan.ledger.store import RunChange
 from sagaspan.ledger.transitions import CallEvent, RunEvent
 
@@ -128,13 +129,15 @@ class Recoverer:
         age_us = _age_us(older_than)
         if limit is not None:
             check_count("limit", limit, least=1)
+        if self._engine.codec is not None and not dry_run:  # once, and not as what is wrong with each run
+            await self._engine.prove_codec(self._backend)
         if watch and not dry_run:
             await self._watch_leases()
         found: dict[str, list[RunInfo]] = {}
         for lost in await self._backend.io(self._find, age_us):
             if self._stop() or (limit is not None and sum(len(found.get(name, ())) for name in _ACTED) >= limit):
                 break
-            for run, outcome in await (self._foresee(lost) if dry_run else self._act(lost)):
+            for run, outcome in await self._apart(lost, dry_run=dry_run):
                 info = await self._backend.io(self._info, run)
                 found.setdefault(outcome, []).append(info)
                 self._progress(info, outcome)
@@ -210,6 +213,18 @@ class Recoverer:
         return max(map(self._engine.judge.seconds_to_watch, unproved), default=0.0)
 
     # -- what becomes of it -----------------------------------------------------------------------------------
+
+    async def _apart(self, lost: _Lost, *, dry_run: bool) -> list[tuple[RunRecord, str]]:
+        """What becomes of one run; one that breaks recovery, damaged, say, keeps nobody from the others."""
+        try:
+            return await (self._foresee(lost) if dry_run else self._act(lost))
+        except StoreUnavailable:
+            raise
+        except Exception:  # noqa: BLE001 - whatever is wrong with it
+            _log.exception(
+                "run %r could not be recovered; the others are. See: sagaspan show %s", lost.run.id, lost.run.id
+            )
+            return [(lost.run, "needs_human")]
 
     async def _act(self, lost: _Lost) -> list[tuple[RunRecord, str]]:
         """Do what is due to a run; returns it and those inside it, each with the list it goes to.
@@ -322,6 +337,8 @@ class Recoverer:
         return False
 
     def _blocks(self, call: CallRecord) -> bool:
+        if call.state is CallState.SCHEDULED:
+            return not (codecs.is_encrypted(call.arguments) or completion.is_readable(call))
         if call.state not in (CallState.FAILED, *IN_DOUBT):
             return False
         rows = history(self._store, call)
@@ -329,7 +346,7 @@ class Recoverer:
             return rows[-1].event != CallEvent.DISPROVE
         tool = self._engine.find_deferred(call)
         harmless = tool is not None and (
-            tool.policy.rerunnable or tool.policy.may_resend(first_sent_us(call, rows), now_us())
+            tool.policy.rerunnable or tool.policy.may_resend(earliest_sent_us(call, rows), now_us())
         )
         return not (harmless or permitted(rows))
 

@@ -39,6 +39,7 @@ from sagaspan.ledger.records import (
     RunRecord,
     RunState,
     call_info,
+    is_encrypted,
     names_of,
 )
 from sagaspan.ledger.resolution import IN_DOUBT, LATE, is_unsent
@@ -65,6 +66,7 @@ CLOSED_WITH_OUTER: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
 WITH_OUTER: Final = "outer run"
 """The ``reason`` of a nested run that was."""
 
+_UNREADABLE: Final = "which cannot be read in the ledger"
 _HAPPENED: Final = (CallState.DONE, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
 _UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
 
@@ -135,10 +137,8 @@ class Undone:
                 f"(sagaspan show {run_id})"
             )
         if self.queued:
-            missing = self.queued[0]
             parts.append(
-                f"NOT undone yet: {_names(self.queued)}; {missing.compensate!r}, which undoes {missing.tool!r}, is not "
-                "registered in this process, so this waits for one that has it"
+                f"NOT undone yet: {_names(self.queued)}; {lacking(self.queued[0])}, so this waits for one that has it"
             )
         if self.kept:
             parts.append(f"not undone any more, because a pivot after them is done: {_names(self.kept)}")
@@ -149,6 +149,13 @@ class Undone:
         if self.undeclared:
             parts.append(f"undeclared, so perhaps still in force: {_names(self.undeclared)}")
         return "; ".join(parts)
+
+
+def lacking(step: CallInfo, where: str = "in this process") -> str:
+    """Why ``step`` cannot be undone ``where`` this is."""
+    if is_encrypted(step):
+        return f"what {step.compensate!r} needs to know of {step.tool!r} is encrypted, and the codec is not {where}"
+    return f"{step.compensate!r}, which undoes {step.tool!r}, is not registered {where}"
 
 
 def steps_of(store: Store, run: RunRecord) -> Steps:
@@ -641,9 +648,11 @@ def _lost(step: CallRecord, compensation: Handler) -> str | None:
         if forward.result_lost is not None and not (step.empty_safe and asked <= compensation.optional):
             return f"'result', which nobody knows: {forward.result_lost}"
         if isinstance(forward.result, codecs.Unreadable):
-            return "'result', which cannot be read in the ledger"
+            return f"'result', {_UNREADABLE}"
     if UNREADABLE in forward.args and (compensation.takes_all or compensation.declared - set(RESERVED)):
-        return "the arguments, which cannot be read in the ledger"
+        return f"the arguments, {_UNREADABLE}"
+    if "call" in compensation.declared and is_encrypted(forward):
+        return f"'call', {_UNREADABLE}"
     wanted = set(forward.args) if compensation.takes_all else compensation.declared & set(forward.args)
     lost = (name for name in sorted(wanted) if isinstance(forward.args[name], codecs.Unrecorded))
     return next((f"{name!r}, which could not be recorded" for name in lost), None)

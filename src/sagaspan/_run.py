@@ -20,6 +20,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 
 from sagaspan import _completion as completion
 from sagaspan import _fork as fork
+from sagaspan import _live as live
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
@@ -30,7 +31,8 @@ from sagaspan._call import Call, Purse, Result
 from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
 from sagaspan._context import check_may_start, current_call, current_run
-from sagaspan._endings import PIVOT, ending_of
+from sagaspan._endings import PIVOT, Ending, ending_of
+from sagaspan._in_flight import InFlight
 from sagaspan._orphans import orphans_of
 from sagaspan._rollback import Undone
 from sagaspan._signals import Signals
@@ -40,6 +42,7 @@ from sagaspan.exceptions import (
     CompensationFailed,
     ConfigurationError,
     LoopDetected,
+    OutcomeUnknown,
     Refused,
     RunClosed,
     RunInProgress,
@@ -105,11 +108,12 @@ class Run:
         self._paused = False
         self._uncertain = False
         self._only_read = True
+        self._secrets: list[str] = []
         self._why_unrecorded = ""
         self._deferred = False
         self._forks = fork.forks()
         self._stopped: completion.Stopped | None = None
-        self._in_flight = 0
+        self.in_flight: InFlight = InFlight(wanted.id, None if outer is None else outer.in_flight)
         self._occurrences: dict[tuple[str, str, str | None], int] = {}
         self._free: dict[tuple[str, str, str | None], list[int]] = {}
         self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
@@ -225,6 +229,7 @@ class Run:
         """
         self._check_ours("it is not aborted here")
         self._aborted = _in_words(why)
+        self.in_flight.close()
         if not self._entered:
             self._raise(None, run_sync(self._abort_now(SYNC)))
 
@@ -232,6 +237,7 @@ class Run:
         """As ``abort``, for asynchronous callers."""
         self._check_ours("it is not aborted here")
         self._aborted = _in_words(why)
+        self.in_flight.close()
         if not self._entered:
             self._raise(None, await self._abort_now(ASYNCIO))
 
@@ -291,6 +297,15 @@ class Run:
                 f"it was entered ({self._why_unrecorded}); enter it again"
             )
 
+    def keep_secret(self, values: tuple[str, ...]) -> None:
+        """Look for ``values`` in every text until the outermost run is over: an error that leaves it may say them."""
+        if not values:
+            return
+        if self._outer is not None:
+            self._outer.keep_secret(values)
+        else:
+            self._secrets.extend(live.hold(values))
+
     def writes(self) -> None:
         """Something is about to be written in this run, and so in those around it, which undo it with theirs."""
         self._only_read = False
@@ -308,17 +323,6 @@ class Run:
                 f"the run {self.id!r} is that of the process this one was forked from, which would not undo what is "
                 f"done here; {what}. Do it there, or in a run of this process, nested in that one: with guard.run(...)"
             )
-
-    @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
-        """Count a call in flight: leaving waits for it before anything is undone."""
-        with self._lock:
-            self._in_flight += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._in_flight -= 1
 
     def occurrence(self, tool: str, digest: str, sent_with: str | None = None) -> int:
         """How many equal calls that happened, or may have, this incarnation made before this one.
@@ -436,7 +440,7 @@ class Run:
         self._process = os.getpid()
         wanted = replace(self.record, owner=owner.this_process(), traceparent=spans.traceparent_of(span))
         try:
-            entered = await self._open(wanted, span, backend)
+            entered = await self._open_inside(wanted, span, backend)
             output = _recorded_output(entered.record) if entered.replaying else None
         except BaseException as error:
             spans.end(span, {}, error)
@@ -485,6 +489,18 @@ class Run:
         if not self.replaying and self.record.on_record:
             owner.drop(saga.token(self.engine.store, self.record))
         spans.end(self._span, self._closing(), error)
+        live.drop(self._secrets)
+        self._secrets = []
+
+    async def _open_inside(self, wanted: RunRecord, span: Span, backend: Backend) -> saga.Entered:
+        """Open it; a run around that is being undone must not miss it."""
+        if self._outer is None:
+            return await self._open(wanted, span, backend)
+        self._outer.in_flight.begins(f"the run {self.id!r} was not entered")
+        try:
+            return await self._open(wanted, span, backend)
+        finally:
+            self._outer.in_flight.ended()
 
     async def _open(self, wanted: RunRecord, span: Span, backend: Backend) -> saga.Entered:
         """Enter the run in the ledger; with ``fail_open`` and the store down it is entered nowhere, for reads only."""
@@ -493,8 +509,9 @@ class Run:
         if why is None:
             try:
                 return await saga.enter(
-                    self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed, backend=backend
-                )
+                    self.engine, wanted, wait=self._wait, reopen=self._reopen, unnamed=self._unnamed,
+                    outer=None if outer is None else outer.record, backend=backend,
+                )  # fmt: skip
             except StoreUnavailable as error:
                 if outage is None:
                     raise
@@ -525,6 +542,8 @@ class Run:
             return None
         error = error or self._doomed
         report: Undone | None = None
+        if self._outer is not None:  # two rollbacks, its own and that of the run around, must not meet
+            self._outer.in_flight.goes_on()
         try:
             if not self.record.on_record:
                 self._end_unrecorded(error)
@@ -534,6 +553,8 @@ class Run:
                 report = await self._abort_now(backend)
         finally:
             self._over(error or (self._stopped.error if self._stopped else None))
+            if self._outer is not None:
+                self._outer.in_flight.ended()
             if self._outer is None:
                 self.engine.first_end()
         return report
@@ -546,6 +567,8 @@ class Run:
     async def _end_or_let_go(self, error: BaseException | None, backend: Backend) -> Undone | None:
         """Write how it ends; with ``fail_open``, a run that only read does not fail for that."""
         until = monotonic() + GRACE_SECONDS
+        if self._would_be_undone(error):
+            self.in_flight.close()
         await self._await_calls(backend, until)
         try:
             await backend.io(self.engine.settle)
@@ -558,18 +581,27 @@ class Run:
             spans.mark(self._span, semconv.UNRECORDED)
             return None
 
-    async def _end(self, error: BaseException | None, backend: Backend, until: float) -> Undone | None:
-        unresolved = await self._look_into_doubts(error, backend, until)
-        ending = ending_of(
+    def _would_be_undone(self, error: BaseException | None) -> bool:
+        """Whether leaving by ``error`` undoes the run, unless something is in doubt."""
+        return self._ending(error, unresolved=False, unsent=False, pivoted=False).event is RunEvent.COMPENSATE
+
+    def _ending(self, error: BaseException | None, *, unresolved: bool, unsent: bool, pivoted: bool) -> Ending:
+        return ending_of(
             error,
             aborted=self._aborted is not None,
             paused=self._paused and error is None,
             unresolved=unresolved,
-            unsent=error is not None and await self._has_unsent(backend),
-            pivoted=error is not None and await backend.io(self._passed_pivot) is not None,
+            unsent=unsent,
+            pivoted=pivoted,
             on_interrupt=self.record.on_interrupt,
             on_budget=self._on_budget,
         )
+
+    async def _end(self, error: BaseException | None, backend: Backend, until: float) -> Undone | None:
+        unresolved = await self._look_into_doubts(error, backend, until)
+        unsent = error is not None and await self._has_unsent(backend)
+        pivoted = error is not None and await backend.io(self._passed_pivot) is not None
+        ending = self._ending(error, unresolved=unresolved, unsent=unsent, pivoted=pivoted)
         orphans: list[CallRecord] = []
         if ending.event is RunEvent.COMPLETE and self.resumed:
             orphans = await backend.io(orphans_of, self.engine.store, self.record, self._asked)
@@ -646,14 +678,20 @@ class Run:
     async def _look_into_doubts(self, error: BaseException | None, backend: Backend, until: float) -> bool:
         """Whether a doubt holds the run; asked only where there can be one."""
         failed = error is not None or self._aborted is not None
-        if not failed and not self._uncertain and not self._in_flight:
+        if not failed and not self._uncertain and not self.in_flight:
             return False
-        doubts = await saga.doubts_of(self.engine, self.record, backend, until=until if failed else 0.0)
-        return bool(doubts.blocking if failed else doubts.open)
+        doubts = await saga.doubts_of(
+            self.engine, self.record, backend, until=until if failed else 0.0,
+            patient=self._would_be_undone(error) and not isinstance(error, OutcomeUnknown),
+        )  # fmt: skip
+        if not failed:
+            return bool(doubts.open)
+        elsewhere = self._forks != fork.forks() and await backend.io(saga.is_inside_nested, self.engine, self.record)
+        return elsewhere or bool(doubts.blocking)
 
     async def _await_calls(self, backend: Backend, until: float) -> None:
         """Let calls in other threads or tasks end: an undo must not come before its action."""
-        while self._in_flight and monotonic() < until:
+        while self.in_flight and monotonic() < until:
             await backend.sleep(0.01)
 
     def _raise(self, error: BaseException | None, report: Undone | None) -> None:
@@ -685,7 +723,7 @@ class Run:
         if self.output is None:
             return None
         try:
-            return codecs.encode(self.output)
+            return codecs.dump(live.scrubbed_data(codecs.to_json(self.output, hide=codecs.blank)))
         except codecs.Unencodable as problem:
             _log.warning("the output of run %r is not recorded: %s", self.id, problem)
             return None

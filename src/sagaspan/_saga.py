@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -15,10 +16,13 @@ from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
 from sagaspan._rollback import CLOSED_WITH_OUTER, PATIENT, WITH_OUTER, Rollback, Steps, Undone, steps_of
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
+from sagaspan.keys import fingerprint
 from sagaspan.ledger import committed, locks, transitions
 from sagaspan.ledger.asked import Asked
-from sagaspan.ledger.attempts import body_token
+from sagaspan.ledger.attempts import goes_on
 from sagaspan.ledger.budgets import settling
+from sagaspan.ledger.encryption import check_fingerprint
+from sagaspan.ledger.families import family
 from sagaspan.ledger.in_doubt import may_still_land
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
 from sagaspan.ledger.resolution import IN_DOUBT
@@ -28,6 +32,9 @@ from sagaspan.policy import Retry
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
+
+_PLAINLY_DONE: Final = 2
+"""The version of a call after its claim and one settle: it was never in doubt."""
 
 _RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.FAILED)
 
@@ -54,24 +61,39 @@ def is_inside(engine: Engine, run: RunRecord) -> bool:
 
 
 async def enter(
-    engine: Engine, wanted: RunRecord, *, wait: float, reopen: bool, unnamed: bool, backend: Backend
+    engine: Engine,
+    wanted: RunRecord,
+    *,
+    wait: float,
+    reopen: bool,
+    unnamed: bool,
+    outer: RunRecord | None = None,
+    backend: Backend,
 ) -> Entered:
     """Open or resume the run; raises ``RunInProgress``, ``RunConflict``, ``RunClosed``, ``StoreError``.
 
     ``unnamed``: its id is its place in an outer run. If it was undone there and the outer run went on, a resume of the
-    outer run comes by again and starts it over.
+    outer run comes by again and starts it over. ``outer``: the run around it, as its worker knows it; if that is over,
+    or somebody else has taken it over, nothing begins in it any more, and what is completed replays.
     """
+    outer_epoch = 0 if outer is None else outer.epoch
     deadline = monotonic() + wait
+    if engine.codec is not None:
+        wanted = replace(wanted, input_fingerprint=await backend.io(engine.digest, input_of(wanted)))
     opened, audit = transitions.open_run(wanted)
     while True:
-        if await _commit_held(engine, RunChange(opened, audit), backend):
+        if await _commit_held(engine, RunChange(opened, audit, outer_epoch=outer_epoch), backend):
             return Entered(record=opened)
         existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
+        if outer is not None and not (existing is not None and existing.state is RunState.COMPLETED and not reopen):
+            await backend.io(_check_goes_on, engine.store, outer, wanted)
         if existing is not None:
             check_known(existing)
-            _check_identity(existing, wanted)
+            _check_identity(existing, wanted, encrypts=engine.codec is not None)
             undone = unnamed and existing.state is RunState.COMPENSATED
-            entered = await _reenter(engine, existing, wanted, reopen=reopen or undone, backend=backend)
+            entered = await _reenter(
+                engine, existing, wanted, reopen=reopen or undone, outer_epoch=outer_epoch, backend=backend
+            )
             if entered is not None:
                 return entered
         if monotonic() >= deadline:
@@ -79,6 +101,17 @@ async def enter(
                 f"the run {wanted.id!r} is in progress elsewhere; wait for it (wait=SECONDS) or use another id"
             )
         await backend.sleep(0.05)
+
+
+def _check_goes_on(store: Store, outer: RunRecord, wanted: RunRecord) -> None:
+    now = store.get_run(outer.namespace, outer.id)
+    if now is None or now.epoch != outer.epoch or now.state is not RunState.RUNNING:
+        status = "forgotten" if now is None else now.state
+        why = "was taken over by another worker" if status is RunState.RUNNING else f"is {status}"
+        raise RunClosed(
+            f"the run {wanted.id!r} was not entered: the run {outer.id!r} around it {why}, so nothing begins in it",
+            status=status,
+        )
 
 
 async def _commit_held(engine: Engine, change: RunChange, backend: Backend, names: Collection[str] = ()) -> bool:
@@ -109,7 +142,7 @@ def _commit_covered(engine: Engine, change: RunChange, names: Collection[str]) -
 
 
 async def _reenter(
-    engine: Engine, existing: RunRecord, wanted: RunRecord, *, reopen: bool, backend: Backend
+    engine: Engine, existing: RunRecord, wanted: RunRecord, *, reopen: bool, outer_epoch: int, backend: Backend
 ) -> Entered | None:
     """Enter a run that exists; None while another worker is inside it."""
     if await backend.io(is_inside, engine, existing):
@@ -124,7 +157,7 @@ async def _reenter(
     if existing.state is RunState.COMPLETED and not reopen:
         return Entered(record=existing, resumed=True, replaying=True)
     if existing.state in _RESUMABLE:
-        return await _take(engine, existing, wanted, RunEvent.RESUME, backend)
+        return await _take(engine, existing, wanted, RunEvent.RESUME, outer_epoch, backend)
     if not reopen:
         raise RunClosed(
             f"the run {existing.id!r} has ended: it is {existing.state}; use a new id, or reopen=True to start it over",
@@ -138,6 +171,7 @@ async def _reenter(
         existing,
         wanted,
         RunEvent.REOPEN,
+        outer_epoch,
         backend,
         generation=existing.generation + 1,
         orphans=None,
@@ -147,14 +181,20 @@ async def _reenter(
 
 
 async def _take(
-    engine: Engine, existing: RunRecord, wanted: RunRecord, event: RunEvent, backend: Backend, **changes: Any
+    engine: Engine,
+    existing: RunRecord,
+    wanted: RunRecord,
+    event: RunEvent,
+    outer_epoch: int,
+    backend: Backend,
+    **changes: Any,
 ) -> Entered | None:
     now = now_us()
     after, audit = transitions.move_run(
         existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, reason=None, error=None, started_us=now,
         ended_us=None, traceparent=wanted.traceparent, on_interrupt=wanted.on_interrupt, **changes,
     )  # fmt: skip
-    if await _commit_held(engine, RunChange(after, audit, existing.version), backend):
+    if await _commit_held(engine, RunChange(after, audit, existing.version, outer_epoch), backend):
         return Entered(record=after, previous=existing, resumed=True)
     return None
 
@@ -168,13 +208,23 @@ def check_known(run: RunRecord) -> None:
         )
 
 
-def _check_identity(existing: RunRecord, wanted: RunRecord) -> None:
+def _check_identity(existing: RunRecord, wanted: RunRecord, *, encrypts: bool) -> None:
     if existing.name != wanted.name:
         raise RunConflict(
             f"the run id {wanted.id!r} belongs to a run named {existing.name!r}, not {wanted.name!r}; use another id"
         )
-    if existing.input_fingerprint != wanted.input_fingerprint:
-        raise RunConflict(f"the run id {wanted.id!r} was used with another input; use another id, or the same input")
+    if existing.input_fingerprint == wanted.input_fingerprint:
+        return
+    if not encrypts:
+        check_fingerprint(existing.input_fingerprint, f"the run {wanted.id!r}")
+    elif existing.input_fingerprint == fingerprint(input_of(wanted)):
+        return  # it began before there was a codec
+    raise RunConflict(f"the run id {wanted.id!r} was used with another input; use another id, or the same input")
+
+
+def input_of(run: RunRecord) -> Any:
+    """The input of a run that was just made, as plain JSON data."""
+    return None if run.input is None else json.loads(run.input)
 
 
 def _check_reopenable(store: Store, run: RunRecord) -> None:
@@ -202,33 +252,45 @@ class Doubts:
     blocking: tuple[CallRecord, ...] = ()
 
 
-async def doubts_of(engine: Engine, run: RunRecord, backend: Backend, *, until: float = 0.0) -> Doubts:
+async def doubts_of(
+    engine: Engine, run: RunRecord, backend: Backend, *, until: float = 0.0, patient: bool = False
+) -> Doubts:
     """What of ``run`` is in doubt after the probes were asked.
 
-    Waits ``until`` then (monotonic) for bodies still running here of what may be undone in doubt: an undo must not come
-    before its action.
+    Waits ``until`` then (monotonic) for bodies still running here of what may be undone in doubt, and, ``patient``, for
+    all others: an undo must not come before its action, and how they end may decide the doubt.
     """
     steps = await backend.io(steps_of, engine.store, run)
     asked = []
     for call in steps.unresolved:
-        if call.id in steps.safe and until:
+        if until and (patient or call.id in steps.safe):
             call = await _after_its_body(engine, call, backend, until)
         asked.append(await engine.resolve_in_doubt(call, backend))
     still = tuple(call for call in asked if call.state in (CallState.RUNNING, *IN_DOUBT))
+    if len(still) < len(asked):  # what happened after all is a step like others
+        steps = await backend.io(steps_of, engine.store, run)
     return Doubts(open=still, blocking=await backend.io(blocking, engine, steps, still))
 
 
 async def _after_its_body(engine: Engine, call: CallRecord, backend: Backend, until: float) -> CallRecord:
-    token = body_token(call.id)
-    while owner.is_self(call.owner) and owner.proof(call.owner, token) is owner.Proof.ALIVE and monotonic() < until:
-        await backend.sleep(0.01)  # and a moment longer, in which its late result is recorded
+    while goes_on(call) and monotonic() < until:
+        await backend.sleep(0.01)
     return await backend.io(engine.store.get_call, call.id) or call
 
 
 def blocking(engine: Engine, steps: Steps, in_doubt: Iterable[CallRecord]) -> tuple[CallRecord, ...]:
-    """Those ``in_doubt`` that may not be undone as they are."""
-    return tuple(
-        call for call in in_doubt if call.id not in steps.safe or may_still_land(engine.store, engine.judge, call)
+    """Those ``in_doubt`` that may not be undone as they are, and what is done by evidence while its body still runs."""
+    store, judge = engine.store, engine.judge
+    doubtful = [call for call in in_doubt if call.id not in steps.safe or may_still_land(store, judge, call)]
+    done = (step for step in steps.undoable if step.state is CallState.DONE and step.version > _PLAINLY_DONE)
+    return (*doubtful, *(step for step in done if may_still_land(store, judge, step)))
+
+
+def is_inside_nested(engine: Engine, run: RunRecord) -> bool:
+    """Whether somebody elsewhere is inside a run nested in ``run``."""
+    return any(
+        (not owner.is_self(child.owner) and is_inside(engine, child)) or is_inside_nested(engine, child)
+        for child in engine.store.children_of(run.namespace, run.id)
     )
 
 
@@ -378,13 +440,22 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend, 
 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:
     for child in await backend.io(engine.store.children_of, run.namespace, run.id):
+        stays = await backend.io(_is_committed, engine.store, run, child)
+        if stays and child.state is RunState.COMPLETED:
+            continue
         await _close_children(engine, child, complete=complete, backend=backend)
         if child.state in CLOSED_WITH_OUTER:
             child = await move(engine, child, RunEvent.COMPENSATE, backend, synced=False, reason=WITH_OUTER)
             event = RunEvent.COMPENSATED if complete else RunEvent.PARTIALLY_COMPENSATED
-            await move(engine, child, event, backend, synced=False)
+            await move(engine, child, RunEvent.FAIL if stays else event, backend, synced=False)
         elif complete:
             await backend.io(close_if_undone, engine.store, child)
+
+
+def _is_committed(store: Store, run: RunRecord, child: RunRecord) -> bool:
+    """Whether all that was done in ``child`` came before the commit of ``run``, in which it is nested."""
+    calls = list(family(store, child))
+    return bool(calls) and all(committed.is_committed(run, call) for call in calls)
 
 
 def close_if_undone(store: Store, run: RunRecord | None) -> None:

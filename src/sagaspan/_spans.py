@@ -27,6 +27,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
+from sagaspan import _live as live
 from sagaspan import semconv
 from sagaspan.exceptions import SagaspanError
 
@@ -142,7 +143,7 @@ def error_message(error: BaseException) -> str | None:
         text = str(error)
     except Exception:  # noqa: BLE001 - somebody's __str__ must not hide the error itself
         return None
-    return text.encode("utf-8", "backslashreplace").decode() or None
+    return live.scrubbed(text.encode("utf-8", "backslashreplace").decode()) or None
 
 
 def captures_content() -> bool:

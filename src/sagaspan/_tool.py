@@ -14,6 +14,7 @@ from sagaspan._probe import Probe, probe_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.expressions import Expression
 from sagaspan.policy import Policy
+from sagaspan.redaction import RESULT, Redaction, redaction_of
 
 INJECTED = frozenset({"idempotency_key"})
 """Parameters a tool may declare that the guard fills if the caller does not; they are no part of the arguments."""
@@ -50,6 +51,14 @@ class Tool:
     cost: Cost | None = None
     suspends: tuple[type[BaseException], ...] = ()
     send: Callable[[Mapping[str, Any]], Any] | None = None
+    redaction: Redaction | None = None
+
+    def reads_redacted(self, field: str) -> bool:
+        """Whether ``key`` or ``lock`` reads an argument with redacted fields: then only a hash of it is recorded."""
+        if self.redaction is None:
+            return False
+        value, expression = getattr(self.policy, field), getattr(self, f"{field}_expression")
+        return bool(_read_by(value, expression) & (self.redaction.partly | self.redaction.whole))
 
     @property
     def plain(self) -> bool:
@@ -128,7 +137,8 @@ def tool_of(
             f"fills {hidden[0]!r}; let it take plain arguments only"
         )
     where = f"tool {name!r}"
-    return Tool(
+    redaction = redaction_of(policy.redact, parameters, where=where)
+    tool = Tool(
         name=name,
         function=function,
         is_async=is_async_callable(function) if is_async is None else is_async,
@@ -145,7 +155,11 @@ def tool_of(
         cost=cost_of(policy.cost, parameters, where=where),
         suspends=suspends,
         send=send,
+        redaction=redaction,
     )
+    if redaction is not None:
+        _check_redaction(tool, redaction, where)
+    return tool
 
 
 def tool_behind(function: Any) -> Tool | None:
@@ -210,6 +224,56 @@ def expectation(policy: Policy) -> Callable[..., Any] | None:
     """The function that is asked before a call is undone."""
     behind = tool_behind(policy.expect)
     return behind.function if behind else policy.expect
+
+
+def check_handlers(redaction: Redaction, compensation: Compensation | None, probe: Probe | None, where: str) -> None:
+    """Refuse functions that are told later of a call and need what is not recorded of it."""
+    handlers = [("compensation", compensation), ("expectation", compensation and compensation.expect), ("probe", probe)]
+    for what, handler in handlers:
+        if handler is None:
+            continue
+        lacking = redaction.whole | ({"compensation_data"} if _no_compensation_data(redaction) else frozenset())
+        if needed := sorted(handler.declared & lacking):
+            raise ConfigurationError(
+                f"{where}: its {what} {handler.name!r} needs {needed[0]!r}, which is redacted and so never recorded; "
+                "let it do without, by an id that the tool returns, or do not redact that"
+            )
+        if handler.takes_all and (hidden := sorted(lacking - {RESULT, "compensation_data"})):
+            raise ConfigurationError(
+                f"{where}: its {what} {handler.name!r} takes all arguments (**kwargs), but {hidden[0]!r} is redacted; "
+                "name those that it needs"
+            )
+
+
+def _no_compensation_data(redaction: Redaction) -> bool:
+    return (RESULT,) in redaction.paths or (RESULT, "compensation_data") in redaction.paths
+
+
+def _check_redaction(tool: Tool, redaction: Redaction, where: str) -> None:
+    """Refuse what needs a redacted field after the call, and names that are made of one."""
+    check_handlers(redaction, tool.compensation, tool.probe, where)
+    for field, expression in (("key", tool.key_expression), ("lock", tool.lock_expression)):
+        value = getattr(tool.policy, field)
+        needed = sorted(_read_by(value, expression) & redaction.whole)
+        if expression is not None and not needed:
+            needed = [".".join(path) for path in redaction.paths if expression.names_field(path)]
+        if needed:
+            raise ConfigurationError(
+                f"{where}: its {field} needs {needed[0]!r}, which is redacted: a {field} is recorded; make it of other "
+                "arguments"
+            )
+    if tool.policy.defer and (hidden := [path for path in redaction.paths if path[0] != RESULT]):
+        raise ConfigurationError(
+            f"{where}: it has defer=True, so it is sent from its record, but {'.'.join(hidden[0])!r} is redacted and "
+            "never recorded"
+        )
+
+
+def _read_by(value: str | Callable[..., Any] | None, expression: Expression | None) -> frozenset[str]:
+    """The arguments that a ``key`` or ``lock`` reads."""
+    if expression is not None:
+        return expression.variables
+    return frozenset() if value is None else frozenset(inspect.signature(value).parameters)  # type: ignore[arg-type] # no text
 
 
 def _probe(policy: Policy, parameters: tuple[str, ...], where: str) -> Probe | None:

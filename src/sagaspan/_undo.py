@@ -173,6 +173,12 @@ async def _check_nobody_inside(engine: Engine, run: RunRecord, backend: Backend)
 
 
 def _refuse(run: RunRecord, step: CallRecord) -> None:
+    if step.state is CallState.DONE:
+        raise OutcomeUnknown(
+            f"the run {run.id!r} is not undone yet: {step.tool!r} happened, but its body still runs, and an undo must "
+            "not come before all of its action; try again when it has ended",
+            call=call_info(step),
+        )
     raise OutcomeUnknown(
         f"the run {run.id!r} is not undone: nobody knows whether {step.tool!r} happened; find out, then say so: "
         f"sagaspan calls resolve {step.id} OUTCOME --note WHY",

@@ -141,6 +141,8 @@ class Calls:
             raise ResolutionError(f"there is no call {id!r}; see: sagaspan calls list")
         if expected_version is not None and record.version != expected_version:
             raise ResolutionError(_stale(record, expected_version), call=call_info(record))
+        if result is not NOT_GIVEN:
+            self._store.seal.learn(record.namespace, record.tool)
         changes, record = _lost_first(self._store, record)
         run = self._store.get_run(record.namespace, record.run_id)
         over = run is not None and (run.is_session or outermost(self._store, run).state in _OVER)
@@ -153,7 +155,7 @@ class Calls:
             from sagaspan._saga import close_if_undone  # rarely needed, and half a second to import
 
             close_if_undone(self._store, run)
-        return call_info(after)
+        return call_info(self._store.get_call(after.id) or after)  # as it is recorded, without what is redacted
 
     async def aresolve(
         self,

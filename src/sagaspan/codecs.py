@@ -18,12 +18,33 @@ import uuid
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 TAG: Final = "$type"
+REDACTED: Final = "redacted"
+_REDACTED_TEXT: Final = f'"{TAG}":"{REDACTED}"'
+_SHOWN: Final = "<encrypted>"
+_NO_CODEC: Final = "it is encrypted, and there is no codec here that reads it"
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 100
 _MAX_READ_DEPTH: Final = 3 * MAX_DEPTH  # a tag adds levels of its own
+
+
+ENCRYPTED: Final = "$encrypted:"
+"""How a recorded text starts that went through a ``Codec``: no JSON does."""
+
+
+class Codec(Protocol):
+    """What encrypts recorded values: ``Guard(codec=...)``. It is used by many threads at once.
+
+    ``decode`` undoes ``encode``, also that of another process and of an earlier key, or raises any exception.
+    """
+
+    def encode(self, data: bytes, /) -> bytes:
+        """``data`` as it is recorded."""
+
+    def decode(self, data: bytes, /) -> bytes:
+        """What ``encode`` was given."""
 
 
 class Unencodable(ValueError):
@@ -33,6 +54,10 @@ class Unencodable(ValueError):
         super().__init__(f"{path or 'the value'} is of the type {kind}, which cannot be recorded")
         self.path = path
         self.kind = kind
+
+
+class SecretFound(Unencodable):
+    """A pydantic secret where nobody said what is to stand for it."""
 
 
 class Undecodable(ValueError):
@@ -51,13 +76,67 @@ class Unreadable(str):
     __slots__ = ()
 
 
+class Encrypted(Unreadable):
+    """What stands for a recorded value that is encrypted, where it cannot be decrypted."""
+
+    __slots__ = ()
+
+
+class Sealed(str):
+    """A recorded text that the codec here could not decrypt; it is written back as it is."""
+
+    __slots__ = ()
+
+
+class Redacted:
+    """What stands for a value that is never recorded: equal to one with the same ``digest``, a keyed hash.
+
+    It is no string and no number, so that it is not taken for the value by accident.
+    """
+
+    __slots__ = ("digest",)
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+
+    def __repr__(self) -> str:
+        return f"<redacted {self.digest[:8]}>" if self.digest else "<redacted>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Redacted) and bool(self.digest) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+Hide = Callable[[Any, str], dict[str, str]]
+"""What stands for plain JSON data at a path."""
+
+
+def redacted(digest: str) -> dict[str, str]:
+    """What stands in a record for a value with this keyed hash; the empty one says nothing of it."""
+    return _tagged(REDACTED, digest)
+
+
+def blank(_: Any, __: str) -> dict[str, str]:
+    """A ``Hide`` that says nothing of the value."""
+    return redacted("")
+
+
+def holds_redacted(text: str) -> bool:
+    """Whether something was left out of an encoded text (a string that looks so has its quotes escaped)."""
+    return _REDACTED_TEXT in text
+
+
 def encode(value: Any) -> str:
-    """The compact JSON text of ``value``; raises ``Unencodable``."""
-    return dump(to_json(value))
+    """The compact JSON text of ``value``, a pydantic secret in it left out; raises ``Unencodable``."""
+    return dump(to_json(value, hide=blank))
 
 
 def decode(text: str) -> Any:
     """The value of an encoded text; raises ``Undecodable``, and nothing else, on text this module did not write."""
+    if text.startswith(ENCRYPTED):
+        raise Undecodable(_NO_CODEC)
     try:
         return _from_json(json.loads(text), 0)
     except Undecodable:
@@ -68,10 +147,22 @@ def decode(text: str) -> Any:
 
 def shown(text: str) -> Any:
     """As ``decode`` for somebody who only looks: ``Unreadable`` stands for what cannot be read."""
+    if text.startswith(ENCRYPTED):
+        return Encrypted(_SHOWN)
     try:
         return decode(text)
     except Undecodable as problem:
         return Unreadable(f"<cannot be read: {problem}>")
+
+
+def is_encrypted(text: str | None) -> bool:
+    """Whether a recorded text is encrypted, here and now: none is that a codec has decrypted."""
+    return text is not None and text.startswith(ENCRYPTED)
+
+
+def legible(text: str | None) -> str | None:
+    """A recorded text that is no encoded value, for somebody who only looks."""
+    return _SHOWN if is_encrypted(text) else text
 
 
 def dump(data: Any) -> str:
@@ -100,10 +191,13 @@ def unrecorded(problem: Unencodable) -> dict[str, str]:
     return _tagged("unrecorded", problem.kind)
 
 
-def to_json(value: Any, path: str = "") -> Any:
-    """``value`` as plain JSON data with tags; raises ``Unencodable``, and nothing else."""
+def to_json(value: Any, path: str = "", hide: Hide | None = None) -> Any:
+    """``value`` as plain JSON data with tags; raises ``Unencodable``, and nothing else.
+
+    A pydantic secret becomes what ``hide`` makes of its plain value; without ``hide`` it is ``Unencodable``.
+    """
     try:
-        return _to_json(value, path, 0)
+        return _to_json(value, path, 0, hide)
     except Unencodable:
         raise
     except Exception as error:  # somebody's mapping or property, or an integer too long to print
@@ -111,7 +205,7 @@ def to_json(value: Any, path: str = "") -> Any:
         raise Unencodable(path, kind) from error
 
 
-def _to_json(value: Any, path: str, depth: int) -> Any:
+def _to_json(value: Any, path: str, depth: int, hide: Hide | None) -> Any:
     kind = type(value)
     if kind is str:
         return _text(value, path)
@@ -123,36 +217,42 @@ def _to_json(value: Any, path: str, depth: int) -> Any:
         return value if math.isfinite(value) else _tagged("float", repr(value))
     if depth > MAX_DEPTH:
         raise Unencodable(path, f"structure nested deeper than {MAX_DEPTH}")
-    return _compound(value, path, depth)
+    return _compound(value, path, depth, hide)
 
 
-def _compound(value: Any, path: str, depth: int) -> Any:
+def _compound(value: Any, path: str, depth: int, hide: Hide | None) -> Any:
     if isinstance(value, Mapping):
-        return _mapping(value, path, depth)
+        return _mapping(value, path, depth, hide)
     if type(value) is list:
-        return _items(value, path, depth)
+        return _items(value, path, depth, hide)
     for kind, name, dump in _SCALARS:
         if isinstance(value, kind):
             return _tagged(name, dump(value))
-    return _container(value, path, depth)
+    return _container(value, path, depth, hide)
 
 
-def _container(value: Any, path: str, depth: int) -> Any:
+def _container(value: Any, path: str, depth: int, hide: Hide | None) -> Any:
+    if _is_secret(value):
+        if hide is None:
+            raise SecretFound(path, type(value).__qualname__)
+        return hide(_to_json(value.get_secret_value(), path, depth + 1, hide), path)
+    if isinstance(value, Redacted):
+        return _tagged(REDACTED, value.digest)
     if isinstance(value, Enum):
-        return _to_json(value.value, path, depth + 1)
+        return _to_json(value.value, path, depth + 1, hide)
     if isinstance(value, tuple):
-        return _tagged("tuple", _items(value, path, depth))
+        return _tagged("tuple", _items(value, path, depth, hide))
     if isinstance(value, set | frozenset):
         name = "set" if isinstance(value, set) else "frozenset"
         # Sorted: the same set must have the same fingerprint in every process.
-        items = [_hashable(item, path) for item in _items(list(value), path, depth)]
+        items = [_hashable(item, path) for item in _items(list(value), path, depth, hide)]
         return _tagged(name, sorted(items, key=_sort_key))
     if _is_model(value):
-        return _to_json(dict(value), path, depth + 1)
+        return _to_json(dict(value), path, depth + 1, hide)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return _to_json(fields, path, depth + 1)
-    return _subclass_of_plain(value, path, depth)
+        return _to_json(fields, path, depth + 1, hide)
+    return _subclass_of_plain(value, path, depth, hide)
 
 
 def _is_model(value: Any) -> bool:
@@ -161,28 +261,34 @@ def _is_model(value: Any) -> bool:
     return pydantic is not None and isinstance(value, pydantic.BaseModel)
 
 
-def _subclass_of_plain(value: Any, path: str, depth: int) -> Any:
+def _is_secret(value: Any) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(value, pydantic.SecretStr | pydantic.SecretBytes | pydantic.Secret)
+
+
+def _subclass_of_plain(value: Any, path: str, depth: int, hide: Hide | None) -> Any:
     plain: tuple[Callable[[Any], Any], ...] = (str, int, float, list)
     for kind in plain:
         if isinstance(value, kind):  # type: ignore[arg-type] # types, called as the functions they are
-            return _to_json(kind(value), path, depth + 1)
+            return _to_json(kind(value), path, depth + 1, hide)
     raise Unencodable(path, type(value).__qualname__)
 
 
-def _mapping(value: Mapping[Any, Any], path: str, depth: int) -> Any:
+def _mapping(value: Mapping[Any, Any], path: str, depth: int, hide: Hide | None) -> Any:
     if all(type(key) is str for key in value) and TAG not in value:
         return {
-            _text(key, path): _to_json(item, f"{path}.{key}" if path else key, depth + 1) for key, item in value.items()
+            _text(key, path): _to_json(item, f"{path}.{key}" if path else key, depth + 1, hide)
+            for key, item in value.items()
         }
     pairs = [
-        [_hashable(_to_json(key, path, depth + 1), path), _to_json(item, f"{path}[{key!r}]", depth + 1)]
+        [_hashable(_to_json(key, path, depth + 1, hide), path), _to_json(item, f"{path}[{key!r}]", depth + 1, hide)]
         for key, item in value.items()
     ]
     return _tagged("dict", sorted(pairs, key=_sort_key))
 
 
-def _items(value: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
-    return [_to_json(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+def _items(value: list[Any] | tuple[Any, ...], path: str, depth: int, hide: Hide | None) -> list[Any]:
+    return [_to_json(item, f"{path}[{index}]", depth + 1, hide) for index, item in enumerate(value)]
 
 
 def _hashable(data: Any, path: str) -> Any:
@@ -237,6 +343,7 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "decimal": Decimal,
     "uuid": uuid.UUID,
     "bytes": lambda text: base64.b64decode(text, validate=True),
+    REDACTED: lambda digest: Redacted(str(digest)),
     "unrecorded": lambda kind: Unrecorded(f"<{kind}, not recorded>"),
 }
 

@@ -41,6 +41,17 @@ class Expression:
                 f"{self.where}: {self.source!r} names {unknown!r}, which the tool does not take; {hint}"
             )
 
+    def names_field(self, path: Collection[str]) -> bool:
+        """Whether the source names this field of an argument: ``customer.ssn`` or ``customer["ssn"]``."""
+        first, *more = path
+        if not more or first not in self.variables:
+            return False
+        step = r"""(?:\s*\.\s*{0}\b|\s*\[\s*['"]{0}['"]\s*\])"""
+        return (
+            re.search(rf"\b{re.escape(first)}" + "".join(step.format(re.escape(name)) for name in more), self.source)
+            is not None
+        )
+
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """The expression's value over ``values``; raises what CEL raises (``ValueError``, ``RuntimeError``, ...)."""
         # Only what it reads: another argument may be an object that CEL has no type for.

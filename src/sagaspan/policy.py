@@ -80,6 +80,10 @@ def _as_rate(value: Any) -> Any:
     return Rate(value) if isinstance(value, str) else value
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 class Policy(DeclaredModel):
     """What one tool is allowed, and how it is protected; every field can be left undecided.
 
@@ -118,6 +122,8 @@ class Policy(DeclaredModel):
     ``rate``        ``"10/minute"``: calls of this tool by all processes together; more are refused (``RateLimited``)
     ``max_calls``   at most so many calls of this tool a run
     ``loop``        how many equal calls with equal results in a row a run may make (5); ``False``: any number
+    ``redact``      argument and result fields that are never recorded or shown, only a keyed hash of them: ``"card"``,
+                    ``"customer.ssn"``, ``"result.token"``, ``"**.password"``; sources only add to each other
     ``critical``    True: a failure stops the agent and compensates; False: it is returned as data
     ==============  ===================================================================================
 
@@ -151,10 +157,20 @@ class Policy(DeclaredModel):
     empty_safe: Flag = False
     expect: Annotated[Function | None, Field(description="a function")] = None
     pivot: Flag = False
+    redact: Annotated[
+        tuple[str, ...], BeforeValidator(_as_tuple), Field(description="names or dotted paths of fields, in a list")
+    ] = ()
 
     def over(self, base: Policy) -> Policy:
-        """This policy's decided fields over those of ``base``."""
-        return Policy(**{**base._decided(), **self._decided()}) if self.model_fields_set else base
+        """This policy's decided fields over those of ``base``; what either redacts is redacted."""
+        if not self.model_fields_set:
+            return base
+        both = {**base._decided(), **self._decided()}
+        if base.redact and self.redact:
+            both["redact"] = tuple(dict.fromkeys((*base.redact, *self.redact)))
+        elif base.redact:  # nobody takes back what another source redacts
+            both["redact"] = base.redact
+        return Policy(**both)
 
     @property
     def declared_write(self) -> bool:

@@ -44,6 +44,58 @@ def test_a_damaged_ledger_is_a_problem(sagaspan: Sagaspan, home: Path) -> None:
     assert (home / "ledger.db").read_bytes() == b"this is no database" * 100
 
 
+@pytest.mark.usefixtures("day")
+@pytest.mark.parametrize(
+    ("name", "mode", "sentence"),
+    [
+        ("ledger.db", 0o644, "others can read"),
+        ("ledger.db", 0o620, "others can change"),
+        ("ledger.db-wal", 0o640, "others can read"),
+        ("ledger.db.secret", 0o604, "others can read"),
+        ("", 0o755, "others can look into"),
+        ("", 0o777, "others can put another ledger into"),
+    ],
+)
+def test_a_ledger_that_is_not_ours_alone_is_a_problem(
+    sagaspan: Sagaspan, home: Path, name: str, mode: int, sentence: str
+) -> None:
+    """Exit code 1, and the command that mends it; a ledger as it is made is well."""
+    path = home / name
+    if name and not path.exists():
+        path.touch(0o600)
+    assert sagaspan("doctor").code == 0
+    path.chmod(mode)
+    answer = sagaspan("doctor", "--json")
+    assert answer.code == 1
+    (found,) = [finding["found"] for finding in answer.json if finding["state"] == "problem"]
+    assert sentence in found
+    assert found.endswith(f"; chmod {600 if name else 700} {path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SAGASPAN_SECRET", "canary"),
+        ("SAGASPAN_LEDGER_KEYS", "canary"),
+        ("SAGASPAN_API_KEY", "canary"),
+        ("SAGASPAN_STORE", "postgresql://ann:canary@db.example/shop"),
+        ("SAGASPAN_STORE", "postgresql://ann:can/ary:canary@db.example/shop?password=canary"),
+        ("SAGASPAN_STORE", "postgresql://db.example/shop?sslmode=require&password=canary&user=ann"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://ann:canary@otel.example"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=canary"),
+    ],
+)
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_secrets_in_the_environment_are_not_printed(
+    sagaspan: Sagaspan, monkeypatch: pytest.MonkeyPatch, name: str, value: str, json: list[str]
+) -> None:
+    """Of a URL the rest is shown, of a key only that it is set."""
+    monkeypatch.setenv(name, value)
+    answer = sagaspan("doctor", *json)
+    assert "canary" not in answer.out + answer.err
+    assert name in answer.out
+
+
 def test_credentials_in_the_environment_are_not_printed(sagaspan: Sagaspan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers of an exporter hold keys."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=canary")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunClosed, StoreError
+from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunClosed, RunError, StoreError
 from sagaspan.cli import cli
 
 DAMAGED = {
@@ -249,3 +249,39 @@ def test_an_undone_call_of_an_ended_run_is_not_run_again(guard: Guard, shop: Sho
     guard.compensate("good")
     with pytest.raises(RunClosed), guard.run("shop", id="good"):
         shop.pay("good")
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_deferred_call_that_cannot_be_read(
+    guard: Guard, shop: Shop, poison: Callable[..., None], program: Callable[..., Any], text: str
+) -> None:
+    """It is not sent and its run is held, until a person says what became of it; what comes after it waits."""
+    sent = []
+    mail = guard.tool("mail", effect="write", defer=True)(sent.append)
+    with pytest.raises(RunError, match="cannot be read") as told, guard.run("shop", id="mails"):
+        mail("first")
+        mail("second")
+        poison("update calls set arguments = ? where tool = 'mail' and arguments like '%first%'", text)
+    first, second = guard.runs.get("mails").calls
+    assert f"sagaspan calls resolve {first.id}" in "".join(told.value.__notes__)
+    assert guard.runs.get("mails").status == "held"
+    assert not guard.recover()  # nothing is different yet
+    check_the_others_are_fine(program)
+    guard.calls.resolve(first.id, "happened", note="sent by hand")
+    assert [run.id for run in guard.recover().completed] == ["mails"]
+    assert sent == ["second"]
+    assert guard.calls.get(second.id).state == "done"
+
+
+def test_a_run_that_breaks_its_recovery_keeps_nobody_from_the_others(
+    guard: Guard, shop: Shop, poison: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is wrong with it, it is told of with a command, and the next one is recovered."""
+    poison("update runs set state = 'running', owner = 'x:y:1:1:1', on_interrupt = 'compensate'")
+    poison("update runs set epoch = 9223372036854775807 where id = 'bad'")
+    recovered = guard.recover()
+    assert [run.id for run in recovered.compensated] == ["good"]
+    assert [run.id for run in recovered.needs_human] == ["bad"]
+    assert shop.undone == ["good r-good"]
+    assert "run 'bad' could not be recovered" in caplog.text
+    assert "sagaspan show bad" in caplog.text

@@ -480,6 +480,36 @@ def test_a_worker_that_was_taken_over_claims_nothing(guard: Guard, tmp_path: Pat
     assert len(guard.runs.get("a").calls) == 1
 
 
+@pytest.mark.parametrize("before", ["new", "paused"])
+def test_a_worker_that_was_taken_over_opens_no_nested_run(guard: Guard, tmp_path: Path, before: str) -> None:
+    """What began in one would be undone by nobody: whoever took the outer run over does not know of it."""
+    if before == "paused":
+        with guard.run(id="a") as run:
+            with guard.run("inner") as inner:
+                inner.pause()
+            run.pause()
+    with pytest.raises(StoreUnavailable, match="taken over"), guard.run(id="a"):
+        with sqlite3.connect(tmp_path / "ledger.db") as connection:
+            connection.execute("update runs set epoch = epoch + 1, version = version + 1 where id = 'a'")
+        connection.close()
+        with pytest.raises(RunClosed, match="was taken over by another worker"), guard.run("inner"):
+            pytest.fail("it was entered")
+    inner_run = guard.runs.get("a/inner#1")
+    assert inner_run is None if before == "new" else inner_run.status == "paused"
+
+
+def test_nothing_new_begins_in_a_run_that_replays(guard: Guard) -> None:
+    """A completed run is over: a nested run that was done is replayed, another one is refused."""
+    act = guard.tool("act", effect="write")(lambda n: n)
+    with guard.run(id="a"), guard.run("inner"):
+        act(1)
+    with guard.run(id="a"):
+        with guard.run("inner") as inner:
+            assert (act(1), inner.replaying) == (1, True)
+        with pytest.raises(RunClosed, match="'a' around it is completed"), guard.run("other"):
+            pytest.fail("it was entered")
+
+
 async def test_cancelled_while_claiming(guard: Guard) -> None:
     """A cancellation that arrives during the claim lets it finish and releases it: the body never starts."""
     act = guard.tool("act", effect="write")(Caller("async").body(lambda: pytest.fail("ran")))

@@ -61,12 +61,19 @@ class Settings:
         return replace(self, **{name: value for name, value in given.items() if value})
 
     def open_store(self) -> Any:
-        """The ledger for reading, or that of ``--app`` if it alone is named; raises ``StoreUnavailable``."""
+        """The ledger for reading, or that of ``--app`` if it alone is named; raises ``StoreUnavailable``.
+
+        Named with ``--app``, a guard with a codec also lets its content be read.
+        """
         from sagaspan.stores import connect, default_store
 
         guard = self.load_guard() if self.app and not self.store else None
         url = self.store or default_store() if guard is None else guard._store.url  # noqa: SLF001 - the same house
-        return connect(url, create=False, migrate="check")
+        store = connect(url, create=False, migrate="check")
+        engine = None if guard is None else guard._engine  # noqa: SLF001 - the same house
+        if engine is not None and engine.codec is not None:
+            store.seal.encrypt(engine.namespace, engine.codec)
+        return store
 
     def load_guard(self) -> Guard | None:
         """The user's guard, named by ``--app``, or None if none is named; raises ``UsageError``."""

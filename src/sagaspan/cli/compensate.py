@@ -196,9 +196,11 @@ class _Work:
         say(f"run {visible(now.id)} is {now.state}")
 
     def _lacking(self, report: Undone) -> str:
+        from sagaspan._rollback import lacking
+
         step, app = report.queued[0], self._settings.app_named
         where = "here" if app is None else f"where {app} is imported"
-        return f"{step.compensate!r}, which undoes {step.tool!r}, is not registered {where}, so this"
+        return f"{lacking(step, where)}, so this"
 
     def _next(self, report: Undone, *, dry_run: bool) -> list[str]:
         lines = [self._settings.command(f"show {step.id}") for step in report.failed]

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from sagaspan._checks import masked
+from sagaspan._home import NAME as HOME_NAME
 from sagaspan.cli._options import FAILED, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table
 from sagaspan.exceptions import SagaspanError
 
+_SQLITE: Final = "sqlite:///"
 _PACKAGES: Final = (
     "sagaspan", "opentelemetry-sdk", "opentelemetry-exporter-otlp", "duckdb", "pydantic",
     "common-expression-language", "langchain-core", "langchain", "langgraph",
 )  # fmt: skip
+
+
+_SECRETS: Final = ("SECRET", "KEY", "TOKEN", "PASS", "CREDENTIAL", "HEADERS")
+"""What the name of a variable has in it whose value is for nobody else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +91,27 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         yield Finding(what="ledger", state="problem", found=str(error))
     else:
         yield Finding(what="ledger", state="ok", found=found)
+        yield from _readable_by_others(settings)
+
+
+def _readable_by_others(settings: Settings) -> Iterator[Finding]:
+    """The files of a SQLite ledger that not only their owner can read, and its folder; the ledger made them so."""
+    url = str(settings.open_store().url)
+    if not url.startswith(_SQLITE):
+        return
+    path = Path(url.removeprefix(_SQLITE))
+    for file in sorted(path.parent.glob(f"{path.name}*")):
+        if (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
+            yield _exposed(file, f"others can read {file}" if mode & 0o044 else f"others can change {file}", 600)
+    folder, mode = path.parent, stat.S_IMODE(path.parent.stat().st_mode)
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        yield _exposed(folder, f"others can put another ledger into {folder}", 700)
+    elif mode & 0o077 and folder.name == HOME_NAME:
+        yield _exposed(folder, f"others can look into {folder}", 700)
+
+
+def _exposed(path: Path, what: str, mode: int) -> Finding:
+    return Finding(what="ledger", state="problem", found=f"{what}; chmod {mode} {path}")
 
 
 def _traces(settings: Settings) -> Iterator[Finding]:
@@ -109,8 +139,9 @@ def _app(settings: Settings) -> Iterator[Finding]:
 
 def _environment() -> Iterator[Finding]:
     for name in sorted(os.environ):
-        if name.startswith(("SAGASPAN_", "OTEL_")) and "HEADERS" not in name:  # headers hold credentials
-            yield Finding(what=name, state="ok", found=os.environ[name])
+        if name.startswith(("SAGASPAN_", "OTEL_")):
+            secret = any(word in name for word in _SECRETS)
+            yield Finding(what=name, state="ok", found="(set, not shown)" if secret else masked(os.environ[name]))
 
 
 def _checked(what: str, look: Callable[[], str]) -> Finding:

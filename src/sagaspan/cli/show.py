@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from sagaspan import codecs
 from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
 from sagaspan.cli._next import next_commands
 from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
@@ -73,7 +74,7 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
     for command in _next(call, audit):
         say(f"  {'next':<16} {command}")
     say("")
-    rows = [(_moment(row.at_us), row.event, row.from_state, row.to_state, row.detail) for row in audit]
+    rows = [(_moment(row.at_us), row.event, row.from_state, row.to_state, codecs.legible(row.detail)) for row in audit]
     emit_table(("at", "event", "from", "to", "detail"), rows, title="history")
 
 

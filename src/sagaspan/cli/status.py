@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from sagaspan import codecs
 from sagaspan._endings import PIVOT
 from sagaspan._owner import NOBODY
 from sagaspan.cli._found import with_namespaces
@@ -116,7 +117,7 @@ def _stopped(store: Any, run: RunRecord) -> Item | None:
         return None
     failed = call.state is CallState.FAILED
     what = "failed, so it was not sent" if failed else "may or may not have been sent"
-    problem = "" if call.error_message is None else f" ({short(call.error_message, 80)})"
+    problem = "" if call.error_message is None else f" ({short(codecs.legible(call.error_message), 80)})"
     return Item(
         kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
         why=f"has ended well, but its deferred call {call.tool} {what}{problem}",
@@ -134,7 +135,7 @@ def _call_items(store: Any, namespace: str | None) -> Iterator[Item]:
             read = call.state is CallState.RUNNING and not call.declared_write
             yield Item(
                 kind="call", id=call.id, namespace=call.namespace, what=call.tool, state=call.state,
-                why=why if call.error_message is None else f"{why}: {short(call.error_message, 80)}",
+                why=why if call.error_message is None else f"{why}: {short(codecs.legible(call.error_message), 80)}",
                 next=RECOVER if read else next_commands(call)[0], locks=locks,
             )  # fmt: skip
 

@@ -26,7 +26,7 @@ from sagaspan._context import call_in_force
 from sagaspan._outcome import outcome_of
 from sagaspan._tool import INJECTED
 from sagaspan.exceptions import ApprovalPending, ConfigurationError, OutcomeUnknown, ToolTimeout
-from sagaspan.ledger.records import CallState, Phase
+from sagaspan.ledger.records import CallRecord, CallState, Phase
 from sagaspan.policy import Retry
 
 _log = logging.getLogger("sagaspan")
@@ -99,6 +99,12 @@ class _Running:
             owner.drop(watch_token(self._call_id))
 
 
+def goes_on(record: CallRecord) -> bool:
+    """Whether a body of this call runs in this process, or its end is still to be recorded."""
+    tokens = body_token(record.id), watch_token(record.id)
+    return owner.is_self(record.owner) and any(not owner.provably_dead(record.owner, token) for token in tokens)
+
+
 class UntilSettled:
     """Keeps what comes late until the call that it belongs to is settled."""
 
@@ -126,9 +132,10 @@ class UntilSettled:
 class _Mark:
     """The second mark of one attempt: one that was given up cannot send any more."""
 
-    def __init__(self, call: Call, save: Callable[[], None]) -> None:
+    def __init__(self, call: Call, save: Callable[[], None], may_send: Callable[[], bool]) -> None:
         self._call = call
         self._save = save
+        self._may_send = may_send
         self._lock = fork.new_lock()
         self._sent = False
         self._given_up = False
@@ -141,6 +148,12 @@ class _Mark:
                     tool_ran="no",
                 )
             if not self._sent:
+                if not self._may_send():
+                    raise OutcomeUnknown(
+                        f"tool {self._call.tool.name!r}: an earlier attempt may have happened, and the service may "
+                        "have forgotten its key meanwhile; do not send",
+                        tool_ran="unknown",
+                    )
                 self._save()
                 self._sent = True
 
@@ -168,10 +181,11 @@ class Ended:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """What was before the first attempt of this claim: when the service may have seen the key first, and whether an
-    earlier attempt may have applied."""
+    earlier attempt may have applied. ``resent``: only because the service does the key once is there another."""
 
     first_us: int
     in_doubt: bool = False
+    resent: bool = False
 
 
 async def run_attempts(
@@ -189,10 +203,16 @@ async def run_attempts(
     history = history or History(first_us=now_us())
     timeout = timeout or (lambda: call.tool.policy.timeout)
     watch = _AttemptSpans(call) if retry.attempts > 1 and call.span.is_recording() else None
-    may_have_applied = history.in_doubt
+    policy = call.tool.policy
+    may_have_applied, resent = history.in_doubt, history.resent
     number = 1
+
+    def in_time() -> bool:
+        return not resent or policy.may_resend(history.first_us, now_us())
+
     while True:
-        ended = await _marked_attempt(call, _Running(call.id, late, gone), save_mark, timeout())
+        mark = None if save_mark is None or not policy.marks_sending else _Mark(call, save_mark, in_time)
+        ended = await _marked_attempt(call, _Running(call.id, late, gone), mark, timeout())
         may_have_applied = may_have_applied or ended.state is CallState.UNKNOWN
         again = number < retry.attempts and _may_repeat(
             ended, call, retry, in_doubt=may_have_applied, first_us=history.first_us
@@ -202,8 +222,11 @@ async def run_attempts(
             watch.ended(number, ended.error, last=not again)
         if not again:
             return _truthful(ended, may_have_applied)
+        resent = may_have_applied and not retry.on and not policy.rerunnable
         try:
             await call.sleep(delay)
+            if not in_time():  # the service may have forgotten the key while we waited
+                return _truthful(ended, may_have_applied)
             await next_attempt()
         except BaseException as error:  # noqa: BLE001 - interrupted between two attempts: settled, then raised
             return _truthful(Ended(state=CallState.FAILED, error=error), may_have_applied)
@@ -212,11 +235,10 @@ async def run_attempts(
             watch.started(delay)
 
 
-async def _marked_attempt(call: Call, running: _Running, save_mark: SaveMark | None, timeout: float | None) -> Ended:
+async def _marked_attempt(call: Call, running: _Running, mark: _Mark | None, timeout: float | None) -> Ended:
     """One attempt; of a tool that marks its sending, one that left no mark provably sent nothing."""
-    if save_mark is None or not call.tool.policy.marks_sending:
+    if mark is None:
         return await _attempt(call, running, timeout)
-    mark = _Mark(call, save_mark)
     ended = await _attempt(replace(call, mark=mark), running, timeout)
     sent = mark.give_up()
     if not sent and ended.state is CallState.DONE:

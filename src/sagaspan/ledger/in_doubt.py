@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sagaspan import _owner as owner
@@ -14,7 +14,7 @@ from sagaspan.exceptions import NotApplied
 from sagaspan.ledger import looking, resolution, transitions
 from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.budgets import NOTHING, settling
-from sagaspan.ledger.judgement import LOST, Judge, Verdict
+from sagaspan.ledger.judgement import CLOCK_TOLERANCE_US, LOST, Judge, Verdict
 from sagaspan.ledger.records import UNREADABLE, AuditRow, CallRecord, CallState, RunState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import CallChange, RunChange, Store
@@ -78,10 +78,23 @@ async def _ask(probe: Probe, record: CallRecord, backend: Backend) -> Answer:
     return answer_of(value)
 
 
+def earliest_sent_us(record: CallRecord, rows: Sequence[AuditRow]) -> int:
+    """When the service may first have seen the key; the earliest that can mean, where another machine's clock said it.
+
+    ``rows`` are the audit rows of the call, oldest first.
+    """
+    first = resolution.first_sent_us(record, rows)
+    elsewhere = any(not owner.same_boot(row.actor) for row in rows if row.event == CallEvent.CLAIM)
+    return first - CLOCK_TOLERANCE_US if elsewhere else first
+
+
 def _record_answer(store: Store, record: CallRecord, answer: Answer, settle: float) -> CallRecord:
     rows = history(store, record)
     over = resolution.attempts_over(rows, last_is_dead=_ended(record))
-    finding = resolution.weigh_answer(record, rows, answer, over=over, settle=settle, now_us=now_us())
+    finding = resolution.weigh_answer(
+        record, rows, answer, over=over, settle=settle, now_us=now_us(),
+        clocks_us=0 if owner.same_boot(record.owner) else CLOCK_TOLERANCE_US,
+    )  # fmt: skip
     if finding.event is None:
         return record
     changes = resolution.recorded(finding.value) if finding.event is CallEvent.SUCCEED else {}
@@ -176,11 +189,13 @@ def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange
 
 def record_body_ended(store: Store, record: CallRecord) -> None:
     """A body that nobody waited for ended without a result: it cannot land any more."""
-    current = store.get_call(record.id)
-    if current is None or current.state not in IN_DOUBT:
-        return
-    after, audit = transitions.move_call(current, CallEvent.BODY_ENDED, now_us(), actor=owner.this_process())
-    store.commit([CallChange(after, audit, current.version)], synced=False)
+    for _ in range(10):  # a probe may answer at the same moment
+        current = store.get_call(record.id)
+        if current is None or current.state not in IN_DOUBT:
+            return
+        after, audit = transitions.move_call(current, CallEvent.BODY_ENDED, now_us(), actor=owner.this_process())
+        if store.commit([CallChange(after, audit, current.version)], synced=False):
+            return
 
 
 FindProbe = Callable[[CallRecord], Probe | None]

@@ -12,13 +12,15 @@ are ever wrong.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan._clock import boot_us, monotonic, now_us
 from sagaspan.ledger.records import LeaseRecord
-from sagaspan.ledger.store import Store
+
+if TYPE_CHECKING:
+    from sagaspan.ledger.store import Store
 
 CLOCK_TOLERANCE_US: Final = 2 * 3600 * 1_000_000
 """How far apart the wall clocks of two machines may be."""

@@ -35,10 +35,12 @@ from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, History, UntilSettled, body_token, run_attempts
 from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, Spent, booked, reserving, settling, spending
 from sagaspan.ledger.costs import rate_of, spent_by
+from sagaspan.ledger.encryption import check_fingerprint
 from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
     FindProbe,
     declare_lost,
+    earliest_sent_us,
     history,
     record_body_ended,
     record_late_result,
@@ -57,7 +59,6 @@ from sagaspan.ledger.resolution import (
     MARKS,
     PERMITTED,
     RESENT,
-    first_sent_us,
     permitted,
 )
 from sagaspan.ledger.soft_limits import tell
@@ -130,6 +131,8 @@ class Ledger:
         """The answer of the ledger without claiming anything; None if ``call`` is to be run."""
         if self._unsettled:
             await call.io(self.settle_leftovers)
+        if call.former:
+            call = await self._as_known_before(call)
         record = await call.io(self._find, call)
         if record is None:
             if call.resumed and call.tool.policy.declared_write:
@@ -137,6 +140,14 @@ class Ledger:
             return None
         answer = await self._answer(call, record)
         return answer if isinstance(answer, Result) else None
+
+    async def _as_known_before(self, call: Call) -> Call:
+        """``call`` under the key that its record has from before its fields were redacted, if there is one."""
+        for key in call.former:
+            record = await call.io(self._store.find_call, call.run.namespace, key.scope, call.tool.name, key.value)
+            if record is not None and record.fingerprint == key.fingerprint:
+                return replace(call, key=key, former=(), idempotency_key=record.idempotency_key)
+        return replace(call, former=())
 
     def settle_leftovers(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
@@ -150,6 +161,8 @@ class Ledger:
     # -- claim ---------------------------------------------------------------------------------------------
 
     async def _claim(self, call: Call) -> tuple[Call, Claim] | Result:
+        if call.former:
+            call = await self._as_known_before(call)
         if call.declared.locks:
             call = in_order(call)
         while True:
@@ -190,13 +203,14 @@ class Ledger:
             freed, freed_audit = transitions.supersede(existing, now_us(), event, detail=again.why)
             record = new_record(call)
             if in_doubt:  # the service may have seen the key since then
-                record = replace(record, created_us=existing.created_us)
+                first = earliest_sent_us(existing, await call.io(history, self._store, existing))
+                record = replace(record, created_us=min(existing.created_us, first))
             record, audit = transitions.open_call(record, None if call.tool.policy.defer else again.why)
             change = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
             freeing = [CallChange(booked(freed, spent), freed_audit, existing.version)]
         claimed = await self._commit_claim(call, change, freeing=freeing, spent=spent, in_doubt=in_doubt)
         if claimed is not None:
-            return call, Claim(claimed, in_doubt=in_doubt)
+            return call, Claim(claimed, in_doubt=in_doubt, resent=again.why == RESENT)
         if not await call.io(self._limits.reload):
             await self._check_open(call)
         return None
@@ -212,7 +226,7 @@ class Ledger:
         change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch, run_id=call.run.id)
         claimed = await self._commit_claim(call, change, in_doubt=in_doubt, scheduled=existing.reserved is not None)
         if claimed is not None:
-            return call, Claim(claimed, in_doubt=in_doubt)
+            return call, Claim(claimed, in_doubt=in_doubt, resent=again.why == RESENT)
         if not await call.io(self._limits.reload):
             await self._check_open(call)
         return None
@@ -334,6 +348,8 @@ class Ledger:
     async def _answer(self, call: Call, record: CallRecord) -> Result | _Again:
         """The recorded result, or why the call may be claimed again; raises what forbids both."""
         if record.fingerprint != call.key.fingerprint:
+            if record.namespace not in self._store.seal.encryption:
+                check_fingerprint(record.fingerprint, f"the call {record.id} of tool {call.tool.name!r}")
             raise KeyConflict(
                 f"tool {call.tool.name!r}: the key {call.key.value!r} was used with other arguments (call "
                 f"{record.id}); "
@@ -396,11 +412,11 @@ class Ledger:
         if policy.rerunnable:
             return _Again(record)
         rows = await call.io(history, self._store, record)
-        if not scheduling and policy.may_resend(first_sent_us(record, rows), now_us()):
+        if not scheduling and policy.may_resend(earliest_sent_us(record, rows), now_us()):
             return _Again(record, RESENT)
         if not scheduling and permitted(rows):
             return _Again(record, PERMITTED)
-        why = rows[-1].detail if rows else None
+        why = codecs.legible(rows[-1].detail) if rows else None
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} was started before (call {record.id}) and nobody knows if it happened"
             f"{f' ({why})' if why else ''}; it is not run again. {_decide(record)}",
@@ -463,7 +479,9 @@ class Ledger:
                 late=self._late(claim, dedupes),
                 gone=self._gone(claim),
                 save_mark=lambda: self._save_mark(call, claim),
-                history=History(first_us=await self._first_sent_us(call, record), in_doubt=claim.in_doubt),
+                history=History(
+                    first_us=await self._first_sent_us(call, claim), in_doubt=claim.in_doubt, resent=claim.resent
+                ),
             )
             finished = await call.shielded(self._settle, call, claim, ended)
         finally:
@@ -480,13 +498,14 @@ class Ledger:
             record=finished.value,
         )
 
-    async def _first_sent_us(self, call: Call, record: CallRecord) -> int:
+    async def _first_sent_us(self, call: Call, claim: Claim) -> int:
         """When the service may first have seen the key; what was scheduled long ago is sent only now."""
-        if record.scheduled_seq is None:
-            return record.created_us
+        record = claim.record
         if record.epoch == 1:
-            return record.started_us
-        return first_sent_us(record, await call.io(history, self._store, record))
+            return record.created_us if record.scheduled_seq is None else record.started_us
+        if call.tool.policy.downstream_dedupes_for is None:
+            return record.created_us
+        return earliest_sent_us(record, await call.io(history, self._store, record))
 
     async def begin(self, call: Call) -> Claim:
         """Claim a call whose body this layer does not run, under a key of its own; ``end`` settles it."""
@@ -595,14 +614,16 @@ class Claim(UntilSettled):
     """The record in hand, which changes with every attempt.
 
     ``in_doubt``: an attempt before this claim may have applied, so a clean failure of this one proves nothing of it.
+    ``resent``: it is only claimed because the service does its key once.
     """
 
-    __slots__ = ("in_doubt", "record")
+    __slots__ = ("in_doubt", "record", "resent")
 
-    def __init__(self, record: CallRecord, *, in_doubt: bool = False) -> None:
+    def __init__(self, record: CallRecord, *, in_doubt: bool = False, resent: bool = False) -> None:
         super().__init__()
         self.record = record
         self.in_doubt = in_doubt
+        self.resent = resent
 
 
 def new_record(call: Call) -> CallRecord:
@@ -730,6 +751,12 @@ def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
 
 
 def _recorded_value(call: Call, record: CallRecord) -> Any:
+    if record.result is not None and codecs.holds_redacted(record.result):
+        raise OutcomeUnknown(
+            f"tool {call.tool.name!r} is done and is not run again, but fields of its result are redacted, so nobody "
+            f"has all of it any more. See: sagaspan show {record.id}",
+            call=call_info(record), tool_ran="yes",
+        )  # fmt: skip
     try:
         return None if record.result is None else codecs.decode(record.result)
     except codecs.Undecodable as problem:

@@ -363,8 +363,8 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         state=record.state,
         args=_arguments(record.arguments),
         result=None if record.result is None else codecs.shown(record.result),
-        result_lost=record.result_lost,
-        error=_error(record.error_type, record.error_message),
+        result_lost=codecs.legible(record.result_lost),
+        error=_error(record.error_type, codecs.legible(record.error_message)),
         attempts=record.attempts,
         replayed=replayed,
         run_id=record.run_id,
@@ -386,6 +386,11 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
     )
 
 
+def is_encrypted(call: CallInfo) -> bool:
+    """Whether something that was recorded of a call is encrypted and cannot be read here."""
+    return any(isinstance(value, codecs.Encrypted) for value in (*call.args.values(), call.result))
+
+
 def names_of(lines: str | None) -> tuple[str, ...]:
     """The names in a column that holds one a line: the locks that a call took, the orphans of a run."""
     return tuple(lines.split("\n")) if lines else ()
@@ -398,7 +403,7 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = (), locks: tuple[s
         name=record.name,
         status=record.state,
         reason=record.reason,
-        error=record.error,
+        error=codecs.legible(record.error),
         parent_id=record.parent_id,
         conversation=record.conversation,
         user=record.user,

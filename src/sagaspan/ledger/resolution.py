@@ -18,7 +18,7 @@ from sagaspan._probe import NOT_GIVEN, Answer, Applied
 from sagaspan.exceptions import NotApplied, ResolutionError
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, Phase, call_info
-from sagaspan.ledger.transitions import CallEvent
+from sagaspan.ledger.transitions import UNDONE_IN_DOUBT, CallEvent
 
 IN_DOUBT: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN)
 DUPLICATE: Final = "duplicate:"
@@ -35,6 +35,11 @@ NOT_SENT: Final = "its process died before sending"
 LATE: Final = "late result"
 
 _NOBODY_SAID: Final = "nobody said what it returned"
+
+WORDS: Final = frozenset(
+    {MARKS, RESENT, PERMITTED, BODY_ENDED, BODY_RUNS, NOT_SENT, LATE, UNDONE_IN_DOUBT, _NOBODY_SAID, *LOST.values()}
+)
+"""What is never encrypted: every process reads these to decide, with a codec or without."""
 
 
 def happened_after_all(rows: Sequence[AuditRow]) -> bool:
@@ -82,7 +87,7 @@ def going_on(rows: Sequence[AuditRow], *, last_is_dead: bool) -> list[str]:
     """The processes of which an attempt may still land; see ``attempts_over``."""
     lost = [row for row in rows if row.event == CallEvent.LOSE]
     open_attempts = Counter(row.actor for row in lost if row.detail not in (BODY_ENDED, PROCESS_DIED))
-    open_attempts.subtract(row.actor for row in rows if row.event == CallEvent.BODY_ENDED)
+    open_attempts.subtract(row.actor for row in rows if row.event == CallEvent.BODY_ENDED or row.detail == LATE)
     if last_is_dead and lost:
         open_attempts.pop(lost[-1].actor, None)
     return [actor for actor, count in open_attempts.items() if count > 0]
@@ -105,12 +110,20 @@ def permitted(rows: Sequence[AuditRow]) -> bool:
 
 
 def weigh_answer(
-    record: CallRecord, rows: Sequence[AuditRow], answer: Answer, *, over: bool, settle: float, now_us: int
+    record: CallRecord,
+    rows: Sequence[AuditRow],
+    answer: Answer,
+    *,
+    over: bool,
+    settle: float,
+    now_us: int,
+    clocks_us: int = 0,
 ) -> Finding:
     """What a probe's answer does to a call in doubt.
 
     ``Applied`` always counts. ``NotApplied`` only once no attempt can land any more (``over``), and ``settle`` seconds
-    after that: before, it says only that it did not happen *yet*.
+    after that: before, it says only that it did not happen *yet*. ``clocks_us``: how far the clock that wrote the end
+    may be from the one that reads it.
     """
     if isinstance(answer, Applied):
         return Finding(event=CallEvent.SUCCEED, why="its probe found it done", value=answer.result)
@@ -118,8 +131,9 @@ def weigh_answer(
         settle = settle if answer.settle is None else max(answer.settle, 0.0)
         if not over:
             return Finding(event=None, why="its probe found nothing, but an attempt may still land")
-        if now_us < (record.ended_us or now_us) + settle * 1e6:
-            return Finding(event=None, why=f"its probe found nothing yet; that counts {settle:g} s after its end")
+        if settle and now_us < (record.ended_us or now_us) + settle * 1e6 + clocks_us:
+            more = f", and {clocks_us / 1e6:g} s more, for another machine's clock says when" if clocks_us else ""
+            return Finding(event=None, why=f"its probe found nothing yet; that counts {settle:g} s after its end{more}")
         return Finding(event=CallEvent.DISPROVE, why=_text("its probe found that it did not happen", str(answer)))
     why = _text("its probe could not say", answer.reason)
     escalate = over and record.state is CallState.UNKNOWN and not permitted(rows)

@@ -25,6 +25,7 @@ from sagaspan.ledger.records import (
     UsageRecord,
     UsageTotals,
 )
+from sagaspan.ledger.seal import Seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,15 @@ class CallChange:
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """Save ``record`` if its row is still at ``expected_version`` (0: if its id is free)."""
+    """Save ``record`` if its row is still at ``expected_version`` (0: if its id is free).
+
+    ``outer_epoch``: only while the run it is nested in is at this epoch and ``running`` (0: whatever that is).
+    """
 
     record: RunRecord
     audit: AuditRow
     expected_version: int = 0
+    outer_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +190,19 @@ class Store(Protocol):
     """Durable records; safe for any number of threads and processes."""
 
     url: str
+    seal: Seal
+
+    def facts(self, namespace: str) -> dict[str, str]:
+        """What the ledger knows of a namespace beside its records, by name."""
+
+    def put_fact(self, namespace: str, name: str, value: str, *, expected: str | None) -> bool:
+        """Save a fact if it still is ``expected`` (None: not there); on disk when this returns."""
 
     def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
         """Save all changes with their audit rows in one transaction, in their order, or none of them (then false).
+
+        While ``seal`` is active each of them goes through ``seal.closed`` first; what is read goes through
+        ``seal.opened`` while there is ``seal.encryption``.
 
         Each condition holds at the moment of the commit, whatever is committed at the same time.
         ``synced``: on disk when this returns; otherwise at the latest with the next synced commit.

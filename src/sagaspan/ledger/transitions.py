@@ -155,6 +155,7 @@ RUN_TABLE: Final[Mapping[tuple[RunState | None, RunEvent], RunState]] = {
     (_R.COMPENSATING, _V.COMPENSATE): _R.COMPENSATING,
     # Undoing again tries what could not be undone before.
     (_R.PARTIALLY_COMPENSATED, _V.COMPENSATE): _R.COMPENSATING,
+    (_R.COMPENSATED, _V.COMPENSATE): _R.COMPENSATING,  # asked for: what was committed, or done before it was reopened
     (_R.FAILED, _V.COMPENSATE): _R.COMPENSATING,
     # A late result shows that something happened that the rollback did not know of.
     (_R.COMPENSATED, _V.PARTIALLY_COMPENSATED): _R.PARTIALLY_COMPENSATED,

@@ -5,7 +5,8 @@ So one claim registers all of it (rule book (b) 1 and 12).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from sagaspan._call import Call, Result
 from sagaspan._compensation import Compensation
@@ -14,15 +15,23 @@ from sagaspan._tool import Tool
 
 
 class SagaMiddleware:
-    """``compensation_for`` finds the compensation of a tool, or raises ``ConfigurationError`` before the body runs."""
+    """``compensation_for`` finds the compensation of a tool, ``lock_names`` the locks that a call takes.
 
-    def __init__(self, compensation_for: Callable[[Tool], Compensation | None]) -> None:
+    Both raise ``ConfigurationError`` before the body runs.
+    """
+
+    def __init__(
+        self,
+        compensation_for: Callable[[Tool], Compensation | None],
+        lock_names: Callable[[Tool, Mapping[str, Any]], tuple[str, ...]],
+    ) -> None:
         self._compensation_for = compensation_for
+        self._lock_names = lock_names
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
         policy = call.tool.policy
         if policy.compensate is not None:
             call = call.declare(compensation=self._compensation_for(call.tool))
         if policy.lock is not None:
-            call = call.declare(locks=call.tool.locks_of(call.arguments))
+            call = call.declare(locks=self._lock_names(call.tool, call.arguments))
         return await call_next(call)

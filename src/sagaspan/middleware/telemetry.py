@@ -70,13 +70,18 @@ def _ended(span: Span, call: Call, result: Result) -> None:
     }
     if spans.captures_content():
         attributes[semconv.GEN_AI_TOOL_CALL_ARGUMENTS] = spans.content(call.encoded)
-        attributes.update(_result_content(result))
+        attributes.update(_result_content(call, result))
     spans.end(span, attributes, result.error)
 
 
-def _result_content(result: Result) -> dict[str, AttributeValue]:
+def _result_content(call: Call, result: Result) -> dict[str, AttributeValue]:
     try:
-        return {} if result.error else {semconv.GEN_AI_TOOL_CALL_RESULT: spans.content(codecs.encode(result.value))}
+        if result.error is not None:
+            return {}
+        plain = codecs.to_json(result.value, hide=codecs.blank)
+        if call.tool.redaction is not None:
+            plain = call.tool.redaction.result(plain, codecs.blank)
+        return {semconv.GEN_AI_TOOL_CALL_RESULT: spans.content(codecs.dump(plain))}
     except codecs.Unencodable:
         return {}
 

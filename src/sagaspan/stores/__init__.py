@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from sagaspan._checks import masked
 from sagaspan._home import home
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.store import Store
@@ -29,9 +30,13 @@ def connect(
     scheme, separator, rest = url.partition("://")
     if not separator:
         example = "ledger.db" if ":" in url else url
-        raise ConfigurationError(f"the store {url!r} is not a URL; write for example sqlite:///{example}")
+        raise ConfigurationError(
+            f"the store {masked(url)!r} is not a URL; write for example sqlite:///{masked(example)}"
+        )
     if scheme != "sqlite":
-        raise ConfigurationError(f"the store {url!r} is of a kind this version does not know; it knows sqlite:///PATH")
+        raise ConfigurationError(
+            f"the store {masked(url)!r} is of a kind this version does not know; it knows sqlite:///PATH"
+        )
     if not rest.startswith("/") or rest == "/":
         raise ConfigurationError(
             f"the store {url!r} has no path; sqlite:///ledger.db is relative, sqlite:////var/ledger.db absolute"

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sagaspan import _fork as fork
 from sagaspan._home import NAME as HOME_NAME
@@ -32,6 +32,7 @@ from sagaspan.ledger.records import (
     RunState,
     UsageTotals,
 )
+from sagaspan.ledger.seal import Seal
 from sagaspan.ledger.store import (
     SAVED,
     Barrier,
@@ -50,6 +51,8 @@ from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_budgets as budgets
 from sagaspan.stores._migrate import current_version, migrate, migrations
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
+
+C = TypeVar("C", CallRecord, RunRecord, AuditRow)
 
 BUSY_SECONDS: Final = 10.0
 """How long to wait for a lock of another process; who queues up behind one of ours waits twice as long at most."""
@@ -128,6 +131,7 @@ update calls set {_sets(columns.CALL_CHANGING)}, claim_seq = last_insert_rowid()
    and exists (
        select 1 from runs where namespace = ? and id = ? and epoch = ? and state = 'running' and {_CONTROLS})
 """  # noqa: S608
+_IS_RUNNING: Final = "select 1 from runs where namespace = ? and id = ? and epoch = ? and state = 'running'"
 _INSERT_RUN: Final = f"insert into runs ({_RUNS}) values ({_marks(columns.RUN_COLUMNS)}) on conflict do nothing"  # noqa: S608
 _UPDATE_RUN: Final = f"""
 update runs set {_sets(columns.RUN_CHANGING)} where namespace = ? and id = ? and version = ?
@@ -190,6 +194,8 @@ delete from owners
    and owner not in (select owner from runs where state in ('running', 'compensating'))
    and owner not in (select owner from calls where {_OPEN} and state = 'running')
 """  # noqa: S608
+_PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?) on conflict do nothing"
+_CHANGE_FACT: Final = "update facts set value = ? where namespace = ? and name = ? and value = ?"
 _NOT_THE_NEWEST: Final = "seq < (select max(seq) from audit)"
 """SQLite would give the number of the last row again, and the order of claims goes by these numbers."""
 
@@ -235,6 +241,7 @@ class SqliteStore:
     ) -> None:
         self.path = path = Path(os.path.realpath(path))  # one name for one file, wherever the process goes
         self.url = f"sqlite:///{path}"
+        self.seal = Seal(self)
         self._migrate = migrate == "auto"
         self._always_sync = durability == "full"
         self._never_sync = durability == "off"  # for tests: survives its process, not a power cut
@@ -274,6 +281,8 @@ class SqliteStore:
         A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up, and the
         next of them writes for all: one sync serves a crowd.
         """
+        if self.seal.active:
+            changes = [self.seal.closed(change) for change in changes]
         request = _Request(changes, (synced or self._always_sync) and not self._never_sync)
         self._queue.append(request)
         try:
@@ -312,6 +321,20 @@ class SqliteStore:
         if isinstance(error, sqlite3.Error):
             return StoreUnavailable(_explain(self.path, error))
         return StoreError(f"the ledger {self.path} cannot hold a value of this record ({error}); nothing was started")
+
+    def facts(self, namespace: str) -> dict[str, str]:
+        """What the ledger knows of a namespace beside its records, by name."""
+        return dict(self._fetch("select name, value from facts where namespace = ?", (namespace,)))
+
+    def put_fact(self, namespace: str, name: str, value: str, *, expected: str | None) -> bool:
+        """Save a fact if it still is ``expected``; see ``Store.put_fact``."""
+        with self._connected() as connection:
+            connection.execute("pragma synchronous = full")
+            if expected is None:
+                saved = connection.execute(_PUT_FACT, (namespace, name, value))
+            else:
+                saved = connection.execute(_CHANGE_FACT, (value, namespace, name, expected))
+            return saved.rowcount == 1
 
     def renew(self, lease: LeaseRecord) -> None:
         """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its file."""
@@ -467,7 +490,7 @@ class SqliteStore:
     def audit_of(self, namespace: str, run_id: str) -> list[AuditRow]:
         """The audit rows of a run in order."""
         query = f"select {_AUDIT} from audit where namespace = ? and run_id = ? order by seq"  # noqa: S608
-        return [columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))]
+        return self._opened([columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))])
 
     # -- forgetting ----------------------------------------------------------------------------------------
 
@@ -570,11 +593,14 @@ class SqliteStore:
 
     def _calls(self, where: str, values: Sequence[Any]) -> list[CallRecord]:
         rows = self._fetch(f"select {_CALLS} from calls where {where}", values)  # noqa: S608
-        return [columns.call_record(row) for row in rows]
+        return self._opened([columns.call_record(row) for row in rows])
 
     def _runs(self, where: str, values: Sequence[Any]) -> list[RunRecord]:
         rows = self._fetch(f"select {_RUNS} from runs where {where}", values)  # noqa: S608
-        return [columns.run_record(row) for row in rows]
+        return self._opened([columns.run_record(row) for row in rows])
+
+    def _opened(self, records: list[C]) -> list[C]:
+        return [self.seal.opened(record) for record in records] if self.seal.encryption else records
 
     def _locks(self, where: str, values: Sequence[Any]) -> list[LockRecord]:
         rows = self._fetch(f"select {_LOCKS} from locks where {where}", values)  # noqa: S608
@@ -777,6 +803,10 @@ def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
 
 
 def _save_run(connection: sqlite3.Connection, change: RunChange) -> bool:
+    if change.outer_epoch:
+        outer = (change.record.namespace, change.record.parent_id, change.outer_epoch)
+        if connection.execute(_IS_RUNNING, outer).fetchone() is None:
+            return False
     if change.expected_version:
         values = (*columns.run_changes(change.record), change.expected_version)
         return connection.execute(_UPDATE_RUN, values).rowcount == 1

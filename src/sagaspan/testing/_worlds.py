@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self
 
 from sagaspan import _owner as owner
-from sagaspan._clock import now_us
+from sagaspan._clock import boot_us
 from sagaspan._views import Calls, Runs
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.store import Store
@@ -100,7 +100,7 @@ class World:
         """Whether ``what`` happened (under this ``key``), for a probe; its source lags behind by ``lag`` seconds."""
         if self._life is not None:
             self._life.check()
-        seen_us = now_us() - round(lag * 1e6)
+        seen_us = boot_us() - round(lag * 1e6)
         return any(
             entry["what"] == what and key in (None, entry["key"]) and entry["at_us"] <= seen_us
             for entry in self._entries()
@@ -112,7 +112,7 @@ class World:
             file.seek(0)
             if key is not None and any(_matches(line, what, key) for line in file):
                 return False
-            file.write(json.dumps({"what": what, "key": key, "at_us": now_us()}) + "\n")
+            file.write(json.dumps({"what": what, "key": key, "at_us": boot_us()}) + "\n")
         return True
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -160,8 +160,12 @@ class World:
         return value
 
     def _play(self, job: Job, life: Life, where: Where) -> Any:
-        with owner.playing(owner.invented(where), provable=where == "here"):
-            return self._live(job, life)
+        role = owner.Role(where)
+        try:
+            with role.played():
+                return self._live(job, life)
+        finally:
+            role.end()
 
     def _live(self, job: Job, life: Life) -> Any:
         disk = quick_store(self._inside())
@@ -196,7 +200,7 @@ class World:
         try:
             if where == "here":
                 self._live(job, life)
-            with owner.playing(owner.invented(where), provable=False):
+            with owner.Role(where).played():
                 self._live(job, life)
         except BaseException:  # noqa: BLE001 - told to the parent
             said = f"\n{traceback.format_exc()}"

@@ -1,0 +1,183 @@
+"""What goes through every store: redacted fields are taken out of what is written, and texts are cleaned of them.
+
+Arguments were redacted when their call was made, because keys and fingerprints are made of them. Results come from many
+sides (a body, a late one, a probe, a person), so they are redacted here, on their one way into the ledger.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from sagaspan import _live as live
+from sagaspan import _secret as secret
+from sagaspan import codecs
+from sagaspan._fork import new_lock
+from sagaspan.exceptions import ConfigurationError
+from sagaspan.keys import canonical
+from sagaspan.ledger.encryption import OF_CODEC, C, Encryption, Facts
+from sagaspan.ledger.records import AuditRow, CallRecord, Phase, RunRecord
+from sagaspan.redaction import Redaction, redaction_of
+
+if TYPE_CHECKING:
+    from sagaspan.ledger.store import Change
+
+_OF_SECRET: Final = "secret"  # noqa: S105 - the name of a fact
+_REDACT: Final = "redact:"
+_DIGITS: Final = 32
+
+
+class Seal:
+    """What one store does to records on their way in, and out again.
+
+    ``active``: something is done on the way in. ``encryption``: by namespace, where there is a codec.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.active = False
+        self.encryption: dict[str, Encryption] = {}
+        self._redactions: dict[tuple[str, str], Redaction] = {}
+        self._noted: set[tuple[str, str]] = set()
+        self._keys: dict[str, bytes] = {}
+        self._lock = new_lock()
+
+    # -- what is redacted --------------------------------------------------------------------------------------
+
+    def redact(self, namespace: str, tool: str, redaction: Redaction) -> None:
+        """Take these fields out of the calls of ``tool``, beside those that were named before."""
+        self._redactions[namespace, tool] = redaction.beside(self._redactions.get((namespace, tool)))
+        self._noted.discard((namespace, tool))
+        self.active = True
+
+    def note(self, namespace: str, tool: str) -> None:
+        """Write down what is redacted of ``tool``, for processes that do not have it. Raises ``StoreError``."""
+        if (namespace, tool) in self._noted:
+            return
+        mine = [".".join(path) for path in self._redactions[namespace, tool].paths]
+        while True:
+            known = self._facts.facts(namespace).get(f"{_REDACT}{tool}")
+            wanted = json.dumps(sorted({*mine, *(json.loads(known) if known else ())}))
+            if known == wanted or self._facts.put_fact(namespace, f"{_REDACT}{tool}", wanted, expected=known):
+                self._noted.add((namespace, tool))
+                return
+
+    def learn(self, namespace: str, tool: str) -> None:
+        """Redact what another process wrote down of ``tool``.
+
+        Raises ``ConfigurationError`` if that process encrypts what is recorded and this one cannot, or ``StoreError``.
+        """
+        facts = self._facts.facts(namespace)
+        if OF_CODEC in facts and namespace not in self.encryption:
+            raise ConfigurationError(
+                f"what is recorded in the namespace {namespace!r} is encrypted, and there is no codec here, so this "
+                "would be written in clear; use the guard that has it (--app MODULE:GUARD)"
+            )
+        known = facts.get(f"{_REDACT}{tool}")
+        if known is not None:
+            paths = json.loads(known)
+            redaction = redaction_of(paths, [path.split(".")[0] for path in paths], where=f"tool {tool!r}")
+            if redaction is not None:
+                self.redact(namespace, tool, redaction)
+
+    def hide(self, namespace: str, tool: str) -> codecs.Hide:
+        """What puts a keyed hash in the place of a value of ``tool``: equal for equal values of one field."""
+        return functools.partial(self._hidden, namespace, tool)
+
+    def _hidden(self, namespace: str, tool: str, data: Any, place: str) -> dict[str, str]:
+        self.active = True
+        text = canonical([namespace, tool, place, data])
+        return codecs.redacted(secret.keyed_hash(self.key(namespace), text)[:_DIGITS])
+
+    def hashed(self, namespace: str, what: str, text: str) -> str:
+        """The keyed hash of a key or the name of a lock."""
+        return secret.keyed_hash(self.key(namespace), canonical([namespace, what, text]))
+
+    # -- the key -----------------------------------------------------------------------------------------------
+
+    def key(self, namespace: str) -> bytes:
+        """The key of the keyed hashes, the same for all processes; raises ``ConfigurationError`` or ``StoreError``."""
+        key = self._keys.get(namespace)
+        if key is None:
+            with self._lock:
+                key = self._keys[namespace] = self._load_key(namespace)
+        return key
+
+    def _load_key(self, namespace: str) -> bytes:
+        known = self._facts.facts(namespace).get(_OF_SECRET)
+        path = secret.path_for(self._facts.url)
+        key = secret.from_environment() or secret.read(path)
+        if key is None and known is not None:
+            raise ConfigurationError(
+                f"the secret {path}, with which the ledger {self._facts.url} was written, is gone; restore it, or name "
+                f"it with {secret.VARIABLE}. Another one would let calls that were done be done again"
+            )
+        key = key or secret.make(path)
+        mine = secret.keyed_hash(key, b"the secret of this ledger")[:_DIGITS]
+        if known is None and not self._facts.put_fact(namespace, _OF_SECRET, mine, expected=None):
+            known = self._facts.facts(namespace).get(_OF_SECRET)
+        if known not in (None, mine):
+            raise ConfigurationError(
+                f"the ledger {self._facts.url} was written with another secret than that of "
+                f"{secret.VARIABLE if secret.from_environment() else path}; with this one, calls that were done would "
+                "be done again. Give every process the same one"
+            )
+        return key
+
+    # -- what is encrypted -------------------------------------------------------------------------------------
+
+    def encrypt(self, namespace: str, codec: codecs.Codec) -> None:
+        """Encrypt the content of what is recorded from now on, and read what is encrypted with ``codec``."""
+        known = self.encryption.get(namespace)
+        if known is None or known.codec is not codec:
+            self.encryption[namespace] = Encryption(codec, namespace, self._facts)
+        self.active = True
+
+    def opened(self, record: C) -> C:
+        """``record`` as it was before it was encrypted, if there is a codec for it."""
+        encryption = self.encryption.get(record.namespace)
+        return record if encryption is None else encryption.opened(record)
+
+    # -- on the way in -----------------------------------------------------------------------------------------
+
+    def closed(self, change: Change) -> Change:
+        """``change`` as it may be written."""
+        told: Any = change  # a lock and a barrier say nothing that somebody wrote
+        audit = getattr(told, "audit", None)
+        if not isinstance(audit, AuditRow):
+            return change
+        record = told.record
+        if isinstance(record, CallRecord):
+            record = self._closed_call(record, is_new=told.expected_version == 0)
+        elif isinstance(record, RunRecord) and record.error is not None:
+            record = replace(record, error=live.scrubbed(record.error))
+        if audit.detail is not None:
+            audit = replace(audit, detail=live.scrubbed(audit.detail))
+        closed: Change = replace(told, record=record, audit=audit)
+        encryption = self.encryption.get(record.namespace)
+        return closed if encryption is None else encryption.closed(closed)
+
+    def _closed_call(self, record: CallRecord, *, is_new: bool) -> CallRecord:
+        changes: dict[str, Any] = {}
+        redaction = self._redactions.get((record.namespace, record.tool))
+        if redaction is not None:
+            hide = self.hide(record.namespace, record.tool)
+            if record.result is not None:
+                changes["result"] = _through(record.result, functools.partial(redaction.result, hide=hide))
+            if is_new and record.phase is Phase.COMPENSATION:
+                changes["arguments"] = _through(record.arguments, functools.partial(redaction.arguments, hide=hide))
+        if record.error_message is not None:
+            changes["error_message"] = live.scrubbed(record.error_message)
+        if record.result_lost is not None:
+            changes["result_lost"] = live.scrubbed(record.result_lost)
+        return replace(record, **changes) if changes else record
+
+
+def _through(text: str, change: Any) -> str:
+    """An encoded text with its plain data changed; one that cannot be read stays as it is."""
+    try:
+        return codecs.dump(change(json.loads(text)))
+    except ValueError:
+        return text
