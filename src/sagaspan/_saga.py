@@ -257,8 +257,8 @@ async def doubts_of(
 ) -> Doubts:
     """What of ``run`` is in doubt after the probes were asked.
 
-    Waits ``until`` then (monotonic) for bodies still running here of what may be undone in doubt, and, ``patient``, for
-    all others: an undo must not come before its action, and how they end may decide the doubt.
+    Waits ``until`` then (monotonic) for bodies still running here of what may be undone in doubt or was found done,
+    and, ``patient``, for all others: an undo must not come before its action, and how they end may decide the doubt.
     """
     steps = await backend.io(steps_of, engine.store, run)
     asked = []
@@ -269,7 +269,15 @@ async def doubts_of(
     still = tuple(call for call in asked if call.state in (CallState.RUNNING, *IN_DOUBT))
     if len(still) < len(asked):  # what happened after all is a step like others
         steps = await backend.io(steps_of, engine.store, run)
+    if until and (running := [step for step in _done_by_evidence(steps) if goes_on(step)]):
+        for step in running:
+            await _after_its_body(engine, step, backend, until)
+        steps = await backend.io(steps_of, engine.store, run)
     return Doubts(open=still, blocking=await backend.io(blocking, engine, steps, still))
+
+
+def _done_by_evidence(steps: Steps) -> list[CallRecord]:
+    return [step for step in steps.undoable if step.state is CallState.DONE and step.version > _PLAINLY_DONE]
 
 
 async def _after_its_body(engine: Engine, call: CallRecord, backend: Backend, until: float) -> CallRecord:
@@ -282,8 +290,7 @@ def blocking(engine: Engine, steps: Steps, in_doubt: Iterable[CallRecord]) -> tu
     """Those ``in_doubt`` that may not be undone as they are, and what is done by evidence while its body still runs."""
     store, judge = engine.store, engine.judge
     doubtful = [call for call in in_doubt if call.id not in steps.safe or may_still_land(store, judge, call)]
-    done = (step for step in steps.undoable if step.state is CallState.DONE and step.version > _PLAINLY_DONE)
-    return (*doubtful, *(step for step in done if may_still_land(store, judge, step)))
+    return (*doubtful, *(step for step in _done_by_evidence(steps) if may_still_land(store, judge, step)))
 
 
 def is_inside_nested(engine: Engine, run: RunRecord) -> bool:

@@ -333,6 +333,29 @@ def test_a_process_stopped_past_its_lease_is_fenced(guard: Guard, worker: Worker
     assert [row.detail for row in history if row.to_state == "done"] == ["late result"]
 
 
+def test_an_effect_that_came_twice_reopens_a_rollback(guard: Guard, worker: Worker, start: Any) -> None:
+    """The extra one came after everything was undone, of a worker that looked dead: its run is not wholly undone."""
+    slow = start(CONTAINER + SLOW.replace('key="n"', 'key="n", compensate=lambda result: effect(f"undo-{result}")'))
+    undone = []
+    same = guard.tool("act", key="n", timeout=5, compensate=lambda result: undone.append(result))(
+        lambda n: f"again-{n}"
+    )
+    os.kill(slow.pid, signal.SIGSTOP)
+    report = _until_held(guard)
+    (call,) = (*report.held, *report.needs_human)[0].calls
+    guard.calls.resolve(call.id, "retry", note="the worker is gone")
+    with pytest.raises(ZeroDivisionError), guard.run("job", id="a", on_interrupt="hold"):
+        same(1)
+        1 / 0  # noqa: B018
+    assert (guard.runs.get("a").status, undone) == ("compensated", ["again-1"])
+    os.kill(slow.pid, signal.SIGCONT)
+    slow.communicate("\n", timeout=20)
+    assert guard.runs.get("a").status == "partially_compensated"
+    guard.compensate("a")
+    assert undone == ["again-1", "late-1"]
+    assert (guard.runs.get("a").status, guard.calls.duplicates()) == ("compensated", [])
+
+
 def test_a_missing_mark_of_one_that_may_live_proves_nothing(guard: Guard, worker: Worker, start: Any) -> None:
     """Stopped before its second mark and only expired, it may still send: the call is in doubt, and not run again."""
     slow = start(

@@ -1012,10 +1012,11 @@ def test_a_late_effect_of_a_run_that_failed_can_be_undone(guard: Guard) -> None:
     _checked(guard, "a")
 
 
-def test_an_effect_that_came_twice_reopens_a_rollback(guard: Guard) -> None:
-    """The extra one came after everything was undone: it is undone with the run, asked again."""
+def test_an_effect_that_came_twice_is_undone_with_its_run(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its first body runs on, a run waits to be undone; then both effects are."""
+    monkeypatch.setattr("sagaspan._run.GRACE_SECONDS", 0.2)
     undone = _late(guard, lambda call: guard.calls.resolve(call.id, "retry", note="once more"), before_late=Declined)
-    assert guard.runs.get("a").status == "partially_compensated"
-    guard.compensate("a")
+    assert (guard.runs.get("a").status, undone) == ("held", [])
+    guard.recover()
     assert sorted(undone) == ["first", "second"]
     assert (guard.runs.get("a").status, guard.calls.duplicates()) == ("compensated", [])

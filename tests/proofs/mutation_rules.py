@@ -780,8 +780,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 11",
         rule="What was seen to have happened is not undone while its body still runs.",
         file=_SAGA,
-        old="    return (*doubtful, *(step for step in done if may_still_land(store, judge, step)))",
-        new="    return (*doubtful, *(step for step in done if False))",
+        old="    return (*doubtful, *(step for step in _done_by_evidence(steps) if may_still_land(store, judge, step)))",
+        new="    return tuple(doubtful)",
         tests=(_LEAVING + "test_what_a_probe_has_seen_is_not_undone_while_its_body_still_runs",),
     ),
     Rule(
@@ -2292,5 +2292,21 @@ RULES: Final[tuple[Rule, ...]] = (
         old="            await self._engine.prove_codec(self._backend)\n",
         new="            pass\n",
         tests=(_CODEC + "test_a_guard_with_another_key_writes_nothing",),
+    ),
+    Rule(
+        section="(a) 6",
+        rule="An effect that is known only after its run was undone reopens that run.",
+        file=_IN_DOUBT,
+        old="    while run is not None and run.state is RunState.COMPENSATED:",
+        new="    while False:",
+        tests=(_LEASE + "test_an_effect_that_came_twice_reopens_a_rollback",),
+    ),
+    Rule(
+        section="(b) 11",
+        rule="The body of what was found done is waited for before it is undone.",
+        file=_SAGA,
+        old="        for step in running:\n",
+        new="        for step in ():\n",
+        tests=("tests/ledger/test_in_doubt.py::test_a_timeout_that_the_probe_explains_is_an_error_like_others",),
     ),
 )
