@@ -15,9 +15,8 @@ from langchain_core.tools import Tool as SingleInputTool
 from langgraph.errors import GraphBubbleUp
 
 from sagaspan import ConfigurationError, Guard, Policy, ToolTimeout
-from sagaspan.adapters import Tool
+from sagaspan.adapters import Tool, told
 from sagaspan_langchain import _compat
-from sagaspan_langchain import _errors as errors
 from sagaspan_langchain import _results as results
 from sagaspan_langchain._marks import own_class
 from sagaspan_langchain._shapes import Shape, shape_of
@@ -87,7 +86,7 @@ class BodyCall:
         try:
             yield
         except Exception as error:
-            refused = errors.told(error) is not None and not isinstance(error, ToolTimeout)
+            refused = told(error) is not None and not isinstance(error, ToolTimeout)
             if self.body.tool.policy.critical and not refused and not isinstance(error, GraphBubbleUp):
                 self.invocation.ends = error
             raise

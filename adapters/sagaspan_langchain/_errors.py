@@ -6,53 +6,15 @@ Data is for what the model can act on: nothing ran, or nobody knows. The rest mu
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from langgraph.errors import GraphBubbleUp
 
-from sagaspan import (
-    BudgetExceeded,
-    CallInProgress,
-    LockConflict,
-    LoopDetected,
-    OutcomeUnknown,
-    RateLimited,
-    Refused,
-    SagaspanError,
-    ScopeFrozen,
-)
-
-_ENDING: Final = (BudgetExceeded, ScopeFrozen)
 _ORIGINAL: Final = "__sagaspan_original__"
 
 
 class Leaving(GraphBubbleUp):
     """Carries an error whose type cannot have a second base; a guarded graph raises the error itself."""
-
-
-def told(error: BaseException) -> dict[str, Any] | None:
-    """What the model is told instead of ``error``, or None if it is not for the model."""
-    if not isinstance(error, SagaspanError):
-        return None
-    if not isinstance(error, OutcomeUnknown) and (not isinstance(error, Refused) or _ends(error)):
-        return None
-    data: dict[str, Any] = {"status": _STATUS[error.tool_ran], "retry": "forbidden", "error": type(error).__name__}
-    if isinstance(error, RateLimited | CallInProgress | LockConflict):
-        data["retry"] = "later"
-    if isinstance(error, RateLimited):
-        data["retry_after"] = error.retry_after
-    if error.call is not None:
-        data["record"] = error.call.id
-        if error.tool_ran == "unknown":
-            data["next"] = f"sagaspan calls resolve {error.call.id} OUTCOME --note WHY"
-    return {**data, "message": str(error)}
-
-
-def _ends(error: Refused) -> bool:
-    return isinstance(error, _ENDING) or (isinstance(error, LoopDetected) and error.stops)
-
-
-_STATUS: Final = {"no": "refused", "yes": "done", "unknown": "unknown"}
 
 
 def leaving(error: BaseException) -> BaseException:

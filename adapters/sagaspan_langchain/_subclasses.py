@@ -17,6 +17,7 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 
 from sagaspan import Guard, SagaspanError
+from sagaspan.adapters import told
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
 from sagaspan_langchain._bodies import Body, BodyCall, Invocation, invocation_in_force
@@ -93,7 +94,7 @@ def _answer(tool: BaseTool, invocation: Invocation, output: Any, failure: Except
         raise errors.leaving(invocation.ends) from None
     if failure is None:
         return output
-    data = errors.told(failure) or invocation.data
+    data = told(failure) or invocation.data
     if data is None:
         raise errors.leaving(failure) if isinstance(failure, SagaspanError) else failure
     if invocation.tool_call_id is None:

@@ -26,6 +26,7 @@ from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._probe import Probe
 from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
+from sagaspan._told import remember_call
 from sagaspan._tool import Tool, check_handlers, expectation
 from sagaspan.budget import Budget
 from sagaspan.exceptions import (
@@ -52,7 +53,7 @@ from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.ledger import Ledger
 from sagaspan.ledger.limits import Limits
-from sagaspan.ledger.records import SESSION, CallRecord, CallState, Phase, RunRecord, RunState
+from sagaspan.ledger.records import SESSION, CallRecord, CallState, Phase, RunRecord, RunState, call_info
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.loops import ALLOWED
@@ -606,6 +607,7 @@ class Engine:
                 }
             if tool.policy.critical and run is not None:
                 run.doom(error)
+        remember_call(error, call_info(result.record))
         raise error
 
     # -- the session -----------------------------------------------------------------------------------------

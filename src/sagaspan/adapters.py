@@ -11,7 +11,8 @@ from __future__ import annotations
 from sagaspan._adapters import Adapter
 from sagaspan._guard import guard_function
 from sagaspan._llm import LlmCall
+from sagaspan._told import told, told_of_tool
 from sagaspan._tool import Tool, tool_behind
 from sagaspan.policy import PolicyBook
 
-__all__ = ["Adapter", "LlmCall", "PolicyBook", "Tool", "guard_function", "tool_behind"]
+__all__ = ["Adapter", "LlmCall", "PolicyBook", "Tool", "guard_function", "told", "told_of_tool", "tool_behind"]

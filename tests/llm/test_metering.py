@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
+import threading
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -164,3 +167,33 @@ def test_a_dead_process_leaves_nothing_reserved(tmp_path: Path) -> None:
         guard.recover()
         assert guard.usage(model="cheap").reserved == 0
         assert guard.usage(model="cheap").remaining == Decimal("0.994")
+
+
+def test_the_collector_does_not_settle_in_its_own_place(guard: Guard) -> None:
+    """It comes in the middle of any line, one that holds the lock of the store too: another thread does the work."""
+    threads: list[str] = []
+
+    class Answer:
+        """Lies in a cycle, as the streams of SDKs do, and is closed by its finalizer."""
+
+        def __init__(self, call: Any) -> None:
+            self.itself, self.call = self, call
+
+        def __del__(self) -> None:
+            self.call.__exit__(None, None, None)
+
+    call = guard.llm_call("cheap", input_tokens=10, max_output_tokens=10).__enter__()
+    call.streams()
+    end = call.end
+
+    async def watched(error: BaseException | None) -> None:
+        await end(error)
+        threads.append(threading.current_thread().name)
+
+    call.end = watched  # type: ignore[method-assign]
+    Answer(call)
+    gc.collect()
+    while not threads:
+        time.sleep(0.001)
+    assert threads == ["sagaspan-reaper"]
+    assert guard.usage(model="cheap").reserved == 0

@@ -64,6 +64,13 @@ _CATALOGUE = "src/sagaspan/llm/catalogue.py"
 _PRICES = "src/sagaspan/llm/prices.py"
 _READ_USAGE = "src/sagaspan/llm/responses.py"
 _DEMANDS = "src/sagaspan/llm/demands.py"
+_LLM = "src/sagaspan/_llm.py"
+_HEADROOM = "src/sagaspan/_headroom.py"
+_TOLD = "src/sagaspan/_told.py"
+_CLIENTS = "adapters/sagaspan_functions/_clients.py"
+_EXCHANGE = "adapters/sagaspan_functions/_exchange.py"
+_HTTP = "adapters/sagaspan_functions/_http.py"
+_METER = "adapters/sagaspan_functions/_meter.py"
 
 _CLAIMS = "tests/ledger/test_claims.py::"
 _DOUBTS = "tests/ledger/test_in_doubt.py::"
@@ -95,6 +102,9 @@ _TARIFFS = "tests/llm/test_tariff.py::"
 _PRICE = "tests/llm/test_prices.py::"
 _USAGE = "tests/llm/test_responses.py::"
 _REQUESTS = "tests/llm/test_demands.py::"
+_METERING = "tests/llm/test_metering.py::"
+_CLIENT = "tests/adapters/functions/test_clients.py::"
+_TOOLS = "tests/adapters/functions/test_tools.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -2308,5 +2318,85 @@ RULES: Final[tuple[Rule, ...]] = (
         old="        for step in running:\n",
         new="        for step in ():\n",
         tests=("tests/ledger/test_in_doubt.py::test_a_timeout_that_the_probe_explains_is_an_error_like_others",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="An attempt of an SDK that timed out may be billed.",
+        file=_HTTP,
+        old="                response = super().send(request, **options)\n            except BaseException as error:\n                call.__exit__(type(error), error, None)\n",
+        new="                response = super().send(request, **options)\n            except BaseException as error:\n                call.settle(input_tokens=0, output_tokens=0)\n                call.__exit__(None, None, None)\n",
+        tests=(_CLIENT + "test_an_attempt_that_timed_out_may_be_billed",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="An attempt that the provider refused costs nothing.",
+        file=_EXCHANGE,
+        old="            call.__exit__(ProviderRefused, ProviderRefused(response.status_code), None)\n",
+        new="            call.__exit__(None, None, None)\n",
+        tests=(_CLIENT + "test_every_attempt_of_the_sdk_is_a_call_of_its_own",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="A request that was not sent costs nothing.",
+        file=_EXCHANGE,
+        old="            call.__exit__(NotApplied, _not_sent(error), None)\n",
+        new="            call.__exit__(None, None, None)\n",
+        tests=(_CLIENT + "test_a_provider_that_cannot_be_reached_costs_nothing",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream that is closed is settled.",
+        file=_METER,
+        old="                    getattr(self, _METER).end()\n",
+        new="                    pass\n",
+        tests=(_CLIENT + "test_a_stream_that_is_left_is_settled",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream is asked what it used.",
+        file=_EXCHANGE,
+        old='"include_usage": True',
+        new='"include_usage": False',
+        tests=(_CLIENT + "test_a_stream_is_metered_to_its_end",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="The user sees the stream that the user asked for.",
+        file=_METER,
+        old='return self._hides_usage and data.get("choices") == []',
+        new="return False",
+        tests=(_CLIENT + "test_a_stream_is_metered_to_its_end",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="The collector settles nothing in its own place, where a lock may be held.",
+        file=_LLM,
+        old="        if reaper.in_collection():\n",
+        new="        if False:\n",
+        tests=(_METERING + "test_the_collector_does_not_settle_in_its_own_place",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="An answer without a limit never reserves all that is left.",
+        file=_HEADROOM,
+        old="for share in (left // 2, left)",
+        new="for share in (left, left)",
+        tests=(_CLIENT + "test_an_answer_without_a_limit_gets_one_that_can_be_paid",),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="What a client made before it was guarded does not go round the guard.",
+        file=_CLIENTS,
+        old="if not _is_cached(kind, name)",
+        new="if name",
+        tests=(_CLIENT + "test_the_client_is_what_it_was",),
+    ),
+    Rule(
+        section="(a) 8",
+        rule="A write that may have happened never invites a retry.",
+        file=_TOLD,
+        old="    if unknown and effect not in _REPEATABLE:\n",
+        new="    if unknown and effect in _REPEATABLE:\n",
+        tests=(_TOOLS + "test_errors_of_tools_are_data",),
     ),
 )

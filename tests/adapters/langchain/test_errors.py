@@ -17,17 +17,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
 from sagaspan import (
-    BudgetExceeded,
     ConfigurationError,
     Guard,
     KeyConflict,
-    LockConflict,
-    OutcomeUnknown,
-    PolicyDenied,
-    RateLimited,
     RunClosed,
-    ScopeFrozen,
-    StoreUnavailable,
     ToolTimeout,
 )
 from sagaspan_langchain import _errors as errors
@@ -127,33 +120,6 @@ def test_a_timeout_is_told_as_unknown(guard: Guard, agent_with: Any) -> None:
     assert (told["status"], told["error"], told["record"]) == ("unknown", "ToolTimeout", call.id)
     assert told["next"].startswith(f"sagaspan calls resolve {call.id} ")
     assert message.status == "error"
-
-
-def test_what_the_model_is_told(guard: Guard) -> None:
-    """Refusals and doubts are data; a budget, a frozen scope, a run, a store or a mistake of ours are not."""
-    assert errors.told(PolicyDenied("no")) == {
-        "status": "refused",
-        "retry": "forbidden",
-        "error": "PolicyDenied",
-        "message": "no",
-    }
-    assert errors.told(OutcomeUnknown("?", tool_ran="yes"))["status"] == "done"  # type: ignore[index] # not None
-    limited = errors.told(RateLimited("slow down", retry_after=2.0))
-    assert limited is not None
-    assert (limited["retry"], limited["retry_after"]) == ("later", 2.0)
-    locked = errors.told(LockConflict("held", lock="account:1", holder="run-1"))
-    assert locked is not None
-    assert (locked["status"], locked["retry"], locked["error"]) == ("refused", "later", "LockConflict")
-    budget = BudgetExceeded("no", scope="run:r", limit=1, spent=1, reserved=0, requested=1)  # type: ignore[arg-type] # any number
-    for error in (
-        budget,
-        ScopeFrozen("x"),
-        RunClosed("x", status="s"),
-        StoreUnavailable("x"),
-        ConfigurationError("x"),
-        ValueError(),
-    ):
-        assert errors.told(error) is None
 
 
 class Odd(Exception):
