@@ -1686,9 +1686,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="design 3",
         rule="A third LoopDetected ends a LangChain agent.",
-        file="adapters/sagaspan_langchain/_errors.py",
-        old="(isinstance(error, LoopDetected) and error.stops)",
-        new="False",
+        file="src/sagaspan/_told.py",
+        old="    if isinstance(error, LoopDetected) and error.stops:\n",
+        new="    if False:\n",
         tests=("tests/adapters/langchain/test_budgets.py::test_a_loop_is_told_and_then_ends_the_agent",),
     ),
     Rule(
