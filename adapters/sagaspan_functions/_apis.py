@@ -30,6 +30,12 @@ APIS: Final = {
 }
 """By the end of the address, as the SDKs write it."""
 
+_UNCOUNTED: Final = (
+    "/completions", "/images/generations", "/images/edits", "/images/variations", "/audio/speech",
+    "/audio/transcriptions", "/audio/translations", "/batches", "/videos", "/runs", "/v1/complete",
+)  # fmt: skip
+"""What costs money as well, and is sent as it is."""
+
 _HOSTS: Final = {
     "api.openai.com": "openai", "api.anthropic.com": "anthropic", "openrouter.ai": "openrouter",
     "api.groq.com": "groq", "api.mistral.ai": "mistral", "api.deepseek.com": "deepseek", "api.x.ai": "xai",
@@ -45,6 +51,11 @@ def api_of(url: str) -> Api | None:
     """The API at ``url``, an address or its path; None if it is not metered."""
     path = url.partition("?")[0]
     return next((api for end, api in APIS.items() if path.endswith(end)), None)
+
+
+def is_uncounted(url: str) -> bool:
+    """Whether a request to ``url`` costs money that nobody here counts."""
+    return api_of(url) is None and url.partition("?")[0].endswith(_UNCOUNTED)
 
 
 def provider_of(client: Any) -> str | None:

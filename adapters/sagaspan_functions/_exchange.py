@@ -8,14 +8,18 @@ what they are, each under the budgets.
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
 from sagaspan import Guard, NotApplied
 from sagaspan.adapters import LlmCall
-from sagaspan_functions._apis import Api, api_of, limit_name, provider_of
+from sagaspan_functions._apis import Api, api_of, is_uncounted, limit_name, provider_of
 from sagaspan_functions._meter import Meter, metered, settle
+
+_log = logging.getLogger("sagaspan")
 
 
 class ProviderRefused(Exception):
@@ -59,6 +63,8 @@ class Exchange:
 
     def _call_of(self, options: Any) -> LlmCall | None:
         self._api = api_of(str(options.url)) if str(options.method).lower() == "post" else None
+        if self._api is None and str(options.method).lower() == "post" and is_uncounted(str(options.url)):
+            _warn(str(options.url))
         if self._api is None or not isinstance(options.json_data, dict):
             self._api = None
             return None
@@ -165,6 +171,15 @@ def in_force(exchange: Exchange) -> Iterator[None]:
         yield
     finally:
         _in_force.reset(token)
+
+
+@functools.cache
+def _warn(url: str) -> None:
+    """Say it once; a budget that does not hold must not look as if it did."""
+    _log.warning(
+        "requests to %s are sent, and counted in no budget; meter them yourself: with guard.llm_call(...)",
+        url,
+    )
 
 
 _NOT_SENT: Final = "the request was not sent"

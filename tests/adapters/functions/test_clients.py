@@ -208,6 +208,46 @@ def test_what_is_no_question_to_a_model_passes(guard: Guard, model_server: Model
     assert guard.usage().calls == 0
 
 
+def test_what_costs_money_and_is_not_counted_is_said(
+    guard: Guard, model_server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: a budget that does not hold must not look as if it did."""
+    client = guard.wrap(model_server.openai())
+    for _ in range(2):
+        with pytest.raises(openai.NotFoundError):
+            client.images.generate(prompt="a cat")
+    said = [record.getMessage() for record in caplog.records if record.name == "sagaspan"]
+    assert len(said) == 1
+    assert "/images/generations are sent, and counted in no budget" in said[0]
+
+
+def test_azure_s_client_over_a_transport_of_the_user_s_own(guard: Guard) -> None:
+    """Its addresses are its own, and so is who serves the model."""
+    httpx = pytest.importorskip("httpx")
+    sent = []
+
+    def serve(request: Any) -> Any:
+        sent.append(request)
+        message = {"role": "assistant", "content": "Hi."}
+        usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        body = {"id": "1", "object": "chat.completion", "created": 1, "model": "gpt-4o", "choices": choices}
+        return httpx.Response(200, json={**body, "usage": usage})
+
+    with httpx.Client(transport=httpx.MockTransport(serve)) as transport:
+        azure = openai.AzureOpenAI(
+            azure_endpoint="https://desk.example", api_version="2024-10-21", api_key="k", http_client=transport
+        )
+        client = guard.wrap(azure)
+        assert isinstance(client, openai.AzureOpenAI)
+        guard.set_budget("model:gpt-4o", "0.02 USD")
+        answer = client.with_options(timeout=5).chat.completions.create(model="gpt-4o", messages=SAY)
+    assert answer.choices[0].message.content == "Hi."
+    assert sent[0].url.path.endswith("/deployments/gpt-4o/chat/completions")
+    assert b"max_completion_tokens" in sent[0].content
+    assert guard.usage(model="gpt-4o").output_tokens == 2
+
+
 # -- budgets ---------------------------------------------------------------------------------------------------------
 
 
