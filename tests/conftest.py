@@ -206,6 +206,7 @@ class Worker:
         self.store_url = store_url
         self.effects_file = folder / "effects.txt"
         self._nursery = nursery
+        self._started: list[subprocess.Popen[str]] = []
 
     @property
     def effects(self) -> list[str]:
@@ -214,7 +215,7 @@ class Worker:
 
     def start(self, script: str, **environment: str) -> subprocess.Popen[str]:
         """Start a process that runs ``script`` after the preamble."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
             env={**os.environ, **self._environment(), **environment},
             stdin=subprocess.PIPE,
@@ -222,6 +223,14 @@ class Worker:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self._started.append(process)
+        return process
+
+    def take_away(self) -> None:
+        """End what was started and still runs, and close its pipes: they are no other test's warning."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
 
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run ``script`` to its end, or to its death."""
@@ -244,6 +253,8 @@ class Worker:
 
 
 @pytest.fixture
-def worker(store_url: str, tmp_path: Path, nursery: subprocess.Popen[str]) -> Worker:
+def worker(store_url: str, tmp_path: Path, nursery: subprocess.Popen[str]) -> Iterator[Worker]:
     """Real processes on this test's ledger."""
-    return Worker(store_url, tmp_path, nursery)
+    worker = Worker(store_url, tmp_path, nursery)
+    yield worker
+    worker.take_away()

@@ -216,7 +216,7 @@ def test_a_live_owner_is_never_taken_over(worker: Worker) -> None:
     def act(n):
         effect("act")
         print("in", flush=True)
-        time.sleep(0.3)
+        sys.stdin.readline()
         return os.getpid()
     act(1)
     """)
@@ -234,7 +234,7 @@ def test_a_live_owner_is_never_taken_over(worker: Worker) -> None:
     """
     assert worker.run(asks).stdout == "in progress\n"
     os.kill(slow.pid, signal.SIGCONT)
-    slow.communicate(timeout=20)
+    slow.communicate("\n", timeout=20)
     assert worker.run(asks).stdout == f"{slow.pid}\n"
     assert worker.effects == ["act"]
 
@@ -245,7 +245,7 @@ def test_a_late_result_after_a_take_over_is_evidence(guard: Guard, worker: Worke
     @guard.tool(key="n")
     def act(n):
         print("in", flush=True)
-        time.sleep(0.5)
+        sys.stdin.readline()
         return "late"
     print(act(1))
     """)
@@ -258,7 +258,7 @@ def test_a_late_result_after_a_take_over_is_evidence(guard: Guard, worker: Worke
     same = guard.tool("act", key="n")(lambda n: pytest.fail("ran"))
     with pytest.raises(OutcomeUnknown):
         same(1)
-    out, err = slow.communicate(timeout=20)
+    out, err = slow.communicate("\n", timeout=20)
     assert out == "late\n", err
     assert same(1) == "late"
 
