@@ -176,7 +176,7 @@ class Recoverer:
         """Runs that nobody is inside of and that go on by themselves: a doubt is over, an undo is tried again."""
         held = self._store.list_runs(states=[RunState.HELD], limit=10_000)
         mine = (run for run in held if run.namespace == self._engine.namespace)
-        yield from (run for run in mine if run.completing or _wanted_undoing(run))
+        yield from (run for run in mine if run.completing or wanted_undoing(run))
         seen = set()
         for step in self._store.calls_in(CallState.COMPENSATION_FAILED):
             run = self._rolled_back_run(step)
@@ -287,7 +287,7 @@ class Recoverer:
         doubts = await saga.doubts_of(self._engine, taken, self._backend)
         pivoted = await self._backend.io(pivots.passed, self._store, taken) is not None
         undo = lost.undo and not doubts.blocking and not pivoted
-        # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
+        # A run that would be undone keeps that wish while it is held for a doubt (``wanted_undoing``).
         reason = "unresolved" if doubts.open and not lost.undo else PIVOT if pivoted and lost.undo else "interrupted"
         ending = Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason)
         after, undone = await saga.leave(
@@ -474,7 +474,8 @@ def _is_undone(run: RunRecord) -> bool:
     return run.on_interrupt == "compensate" and not run.completing
 
 
-def _wanted_undoing(run: RunRecord) -> bool:
+def wanted_undoing(run: RunRecord) -> bool:
+    """Whether a held run is undone by recovery, once nothing in it is in doubt."""
     return run.reason in _WANTED_UNDOING or (run.reason == "interrupted" and run.on_interrupt == "compensate")
 
 

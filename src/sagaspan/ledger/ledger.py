@@ -669,8 +669,8 @@ def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
     if record.result_lost is not None:
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} is done and is not run again, but its result was not recorded: "
-            f"{record.result_lost}. "
-            "Let it return plain data",
+            f"{record.result_lost}. Say what it returned: sagaspan calls resolve {record.id} happened --result JSON "
+            "--note WHY (and let it return plain data)",
             call=call_info(record), tool_ran="yes",
         )  # fmt: skip
     if call.occurrence > 0:
