@@ -121,6 +121,9 @@ def test_a_run_after_its_pivot_says_how_it_goes_on(sagaspan: Sagaspan, guard: Gu
     answer = sagaspan("compensate", "shipped-1", "--dry-run", "--json")
     assert [step["args"] for step in answer.json["kept"]] == [{"what": "before"}]
     assert "pivot" in sagaspan("show", guard.runs.get("shipped-1").calls[1].id).out
+    guard.compensate("shipped-1")
+    (item,) = sagaspan("status", "--json").json
+    assert item["why"] == "was rolled back, but not all of it (pivot)"
 
 
 def test_a_run_that_recovery_will_undo_says_so(sagaspan: Sagaspan, guard: Guard) -> None:

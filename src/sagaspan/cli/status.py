@@ -82,7 +82,8 @@ def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
             yield stopped
             continue
         orphaned = None if run.state in _RUNS else _orphaned(store, run)
-        why = _FORWARD if run.reason == PIVOT else _RUNS.get(run.state) or orphaned
+        forward = run.reason == PIVOT and run.state is RunState.HELD  # the reason stays when it was undone by request
+        why = _FORWARD if forward else _RUNS.get(run.state) or orphaned
         due = False
         if is_to_be_undone(store, run):
             due = not is_in_doubt(store, run)
