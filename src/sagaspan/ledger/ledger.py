@@ -480,9 +480,12 @@ class Ledger:
         try:
             if not self._store.commit([change], synced=False):
                 self._settle_taken_over(record, ended)
-        except StoreError:
+        except StoreError as problem:
             # What succeeded must not be broken by its recording; the next claim fails closed until it is saved.
-            _log.exception("call %s of tool %r ended but could not be recorded yet", record.id, record.tool)
+            _log.error(
+                "call %s of tool %r ended but could not be recorded yet (%s); it is kept, and written as soon as the "
+                "ledger can be; do not repeat it", record.id, record.tool, type(problem.__cause__ or problem).__name__,
+            )  # fmt: skip
             self._unsettled[record.id] = change, ended
             self._lease.hurry()
         for step in claim.settled():
