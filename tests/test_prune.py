@@ -460,14 +460,19 @@ def test_the_command(guard: Guard, shop: Shop, prune: Callable[..., Any], tmp_pa
         shop.pay("o-1")
     done = prune("--older-than", "0s", "--dry-run")
     assert (done.exit_code, done.output.splitlines()[0]) == (0, "Would forget 2 runs, 2 calls.")
-    done = prune("--older-than", "0s")
+    answer = json.loads(prune("--older-than", "0s", "--dry-run", "--json").output)
+    assert (answer["runs"], answer["audit_rows"]) == (2, None)
+    done = prune("--older-than", "0s")  # from cron, say
+    assert (done.exit_code, len(guard.runs.list())) == (2, 3)
+    assert "add --yes" in done.output
+    done = prune("--older-than", "0s", "--yes")
     assert done.output.splitlines()[:2] == [
         "Forgot 2 runs, 2 calls.",
         "Kept 1 with a business key that somebody may rely on; --forget-keys forgets them too.",
     ]
     assert "new when they come again" in done.output
     assert "sagaspan prune --vacuum" in done.output
-    answer = json.loads(prune("--older-than", "0s", "--forget-keys", "--json").output)
+    answer = json.loads(prune("--older-than", "0s", "--forget-keys", "--json", "--yes").output)
     assert (answer["runs"], answer["calls"], answer["kept"]) == (1, 1, {})
     assert prune("--older-than", "soon").exit_code == 2
     assert prune().exit_code == 2
@@ -484,7 +489,7 @@ def test_the_room_is_given_back(guard: Guard, prune: Callable[..., Any], tmp_pat
         return sum(file.stat().st_size for file in tmp_path.glob("ledger.db*"))
 
     before = size()
-    assert prune("--older-than", "0s", "--vacuum").exit_code == 0
+    assert prune("--older-than", "0s", "--vacuum", "--yes").exit_code == 0
     assert size() < before / 4
     with guard.run("job", id="b"):
         assert len(tool(1)) == 100_000
@@ -499,7 +504,7 @@ def test_a_ledger_that_is_locked_is_said(guard: Guard, shop: Shop, prune: Callab
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     other.execute("begin immediate")
-    done = prune("--older-than", "0s")
+    done = prune("--older-than", "0s", "--yes")
     assert isinstance(done.exception, StoreUnavailable)
     other.execute("rollback")
     other.close()

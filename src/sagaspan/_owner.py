@@ -86,6 +86,11 @@ def is_played() -> bool:
     return _role is not None
 
 
+def names_a_process(actor: str) -> bool:
+    """Whether who did something is a process, and not a person."""
+    return actor == NOBODY or _parts(actor) is not None
+
+
 def is_self(owner: str) -> bool:
     """Whether ``owner`` is this process."""
     return owner == this_process()

@@ -27,12 +27,13 @@ PAUSE_SECONDS: Final = 0.03
 class Pruned:
     """What a prune forgot, or would. ``kept`` counts what is old and stays: ``open``, ``key``, ``recent``.
 
-    ``spare_bytes`` is room within the ledger's file that new records use first; None if the store does not say.
+    ``audit_rows`` is None of a dry run, which counts none. ``spare_bytes`` is room within the ledger's file that new
+    records use first; None if the store does not say.
     """
 
     runs: int = 0
     calls: int = 0
-    audit_rows: int = 0
+    audit_rows: int | None = 0
     kept: Mapping[str, int] = field(default_factory=dict)
     spare_bytes: int | None = None
 
@@ -66,7 +67,8 @@ class Pruner:
             self._forget_calls_of(session, dry_run=dry_run)
         for families in self._families():
             self._forget(families, dry_run=dry_run)
-        return self._so_far(spare_bytes=self._store.spare_bytes())
+        done = self._so_far(spare_bytes=self._store.spare_bytes())
+        return replace(done, audit_rows=None) if dry_run else done
 
     # -- runs --------------------------------------------------------------------------------------------------
 

@@ -176,13 +176,20 @@ class Recoverer:
         """Runs that nobody is inside of and that go on by themselves: a doubt is over, an undo is tried again."""
         held = self._store.list_runs(states=[RunState.HELD], limit=10_000)
         mine = (run for run in held if run.namespace == self._engine.namespace)
-        yield from (run for run in mine if run.completing or _wanted_undoing(run))
+        askable = self._held_runs_to_ask()
+        yield from (run for run in mine if run.completing or wanted_undoing(run) or run.id in askable)
         seen = set()
         for step in self._store.calls_in(CallState.COMPENSATION_FAILED):
             run = self._rolled_back_run(step)
             if run is not None and run.id not in seen:
                 seen.add(run.id)
                 yield run
+
+    def _held_runs_to_ask(self) -> set[str]:
+        """Runs with a call in doubt whose probe is here: who held them may not have had it, or it was unsure."""
+        in_doubt = (call for state in IN_DOUBT for call in self._store.calls_in(state))
+        mine = (call for call in in_doubt if call.namespace == self._engine.namespace)
+        return {call.run_id for call in mine if self._engine.find_probe(call) is not None}
 
     def _rolled_back_run(self, step: CallRecord) -> RunRecord | None:
         """The run whose rollback could not undo ``step``: the outermost one that was rolled back with it."""
@@ -287,7 +294,7 @@ class Recoverer:
         doubts = await saga.doubts_of(self._engine, taken, self._backend)
         pivoted = await self._backend.io(pivots.passed, self._store, taken) is not None
         undo = lost.undo and not doubts.blocking and not pivoted
-        # A run that would be undone keeps that wish while it is held for a doubt (``_wanted_undoing``).
+        # A run that would be undone keeps that wish while it is held for a doubt (``wanted_undoing``).
         reason = "unresolved" if doubts.open and not lost.undo else PIVOT if pivoted and lost.undo else "interrupted"
         ending = Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason)
         after, undone = await saga.leave(
@@ -354,8 +361,10 @@ class Recoverer:
         return Run.taken_over(self._engine, taken).in_force
 
     async def _end_held(self, run: RunRecord) -> str | None:
-        """Undo a run that was held for a doubt, once that is over."""
+        """Undo a run that was held for a doubt, once that is over; of one that goes on only the probes are asked."""
         doubts = await saga.doubts_of(self._engine, run, self._backend)
+        if not wanted_undoing(run):
+            return None if doubts.open else "held"
         if doubts.blocking or await self._backend.io(pivots.passed, self._store, run) is not None:
             return None  # it was reported when it was held; ``sagaspan status`` shows it
         return await self._undo_again(run)
@@ -405,6 +414,8 @@ class Recoverer:
             return None if run.state is RunState.HELD else "needs_human"
         if not lost.undo:
             return "held"
+        if run.state is RunState.HELD and not wanted_undoing(run):
+            return None
         if await self._backend.io(pivots.passed, self._store, run) is not None:
             return None if run.state is RunState.HELD else "held"
         left = await self._backend.io(self._not_due, steps)
@@ -474,7 +485,8 @@ def _is_undone(run: RunRecord) -> bool:
     return run.on_interrupt == "compensate" and not run.completing
 
 
-def _wanted_undoing(run: RunRecord) -> bool:
+def wanted_undoing(run: RunRecord) -> bool:
+    """Whether a held run is undone by recovery, once nothing in it is in doubt."""
     return run.reason in _WANTED_UNDOING or (run.reason == "interrupted" and run.on_interrupt == "compensate")
 
 

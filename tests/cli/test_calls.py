@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sagaspan import Guard, ToolTimeout
+from sagaspan import Guard, OutcomeUnknown, ToolTimeout
 from tests.cli.conftest import Sagaspan
 from tests.cli.test_status import DIES_IN_A_WRITE
 
@@ -63,6 +64,47 @@ def test_a_person_says_what_became_of_it(
     assert answer.json["result"] == ({"id": 5} if more else None)
     row = guard._store.audit_of("default", "held-1")[-1]
     assert (row.actor, row.detail) == ("ada", "in the books")
+
+
+def test_who_decided_is_shown(sagaspan: Sagaspan, doubt: str) -> None:
+    """The history of a call names the person beside the reason, and JSON has it too."""
+    sagaspan("calls", "resolve", doubt, "did-not-happen", "--note", "no such payment", "--actor", "ada")
+    line = sagaspan("show", doubt).out.splitlines()[-1]
+    assert line.split()[-4:] == ["ada", "no", "such", "payment"]
+    *machines, person = sagaspan("show", doubt, "--json").json["history"]
+    assert (person["event"], person["to"], person["actor"]) == ("disprove", "failed", "ada")
+    assert "ada" not in {row["actor"] for row in machines}
+
+
+def test_a_result_that_nobody_gave_is_asked_for(sagaspan: Sagaspan, doubt: str) -> None:
+    """Without it its run cannot go on, so every place says how to give it; then it goes on."""
+    later = Guard()
+    pay = later.tool("pay", effect="write")(lambda order: order)
+    remedy = f"sagaspan calls resolve {doubt} happened --result JSON --note WHY"
+    assert remedy in sagaspan("calls", "resolve", doubt, "happened", "--note", "seen").out
+    assert remedy in sagaspan("show", "held-1").out
+    assert remedy in sagaspan("show", doubt).out
+    with pytest.raises(OutcomeUnknown, match=re.escape(remedy)), later.run("trip", id="held-1"):
+        pay("o-17")
+    given = sagaspan("calls", "resolve", doubt, "happened", "--result", "null", "--note", "seen")
+    assert (given.code, remedy in given.out) == (0, False)
+    assert "what needs you" not in sagaspan("show", "held-1").out
+    with later, later.run("trip", id="held-1") as run:
+        assert pay("o-17") is None
+    assert run.status == "completed"
+
+
+def test_a_call_outside_a_run_has_none_to_enter(sagaspan: Sagaspan, guard: Guard) -> None:
+    """Nobody can enter the session of a guard."""
+
+    @guard.tool(effect="write")
+    def pay() -> None:
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        pay()
+    (call,) = guard.calls.list()
+    assert "run" not in sagaspan("calls", "resolve", call.id, "compensated", "--note", "n").out.splitlines()[-1]
 
 
 def test_what_does_not_fit_is_an_error(sagaspan: Sagaspan, doubt: str) -> None:

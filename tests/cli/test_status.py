@@ -121,6 +121,33 @@ def test_a_run_after_its_pivot_says_how_it_goes_on(sagaspan: Sagaspan, guard: Gu
     answer = sagaspan("compensate", "shipped-1", "--dry-run", "--json")
     assert [step["args"] for step in answer.json["kept"]] == [{"what": "before"}]
     assert "pivot" in sagaspan("show", guard.runs.get("shipped-1").calls[1].id).out
+    guard.compensate("shipped-1")
+    (item,) = sagaspan("status", "--json").json
+    assert item["why"] == "was rolled back, but not all of it (pivot)"
+
+
+def test_a_run_that_recovery_will_undo_says_so(sagaspan: Sagaspan, guard: Guard) -> None:
+    """While a write in it is in doubt, that comes first; then status names the command that undoes it."""
+
+    @guard.tool(effect="write")
+    def pay() -> None:
+        raise ConnectionResetError
+
+    book = guard.tool("book", compensate=lambda result: None)(lambda: "12A")
+    with pytest.raises(ConnectionResetError), guard.run("trip", id="failed-1"):
+        book()
+        pay()
+    recover = "sagaspan recover --app MODULE:GUARD"
+    run, call = sagaspan("status", "--json").json
+    assert run["why"] == "is to be undone: recovery does so when what is in doubt in it is decided (error)"
+    assert run["next"] == "sagaspan show failed-1"
+    answer = sagaspan("calls", "resolve", call["id"], "did-not-happen", "--note", "n")
+    assert f"If nobody enters it, recovery undoes it: {recover}" in answer.out
+    (run,) = sagaspan("status", "--json").json
+    assert run["why"] == "is to be undone, and nothing in it is in doubt any more: recovery undoes it (error)"
+    assert run["next"] == recover
+    assert [found.id for found in guard.recover().compensated] == ["failed-1"]
+    assert sagaspan("status").out.strip() == "Nothing needs you."
 
 
 def test_locks_kept_by_what_needs_a_person(sagaspan: Sagaspan, guard: Guard) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sagaspan import CompensationFailed, ConfigurationError, Guard, Recovery
+from sagaspan import Applied, CompensationFailed, ConfigurationError, Guard, Recovery
 from tests.conftest import Worker
 from tests.faults.test_crashes import CRASH_AT, _check_audit
 
@@ -131,6 +131,35 @@ def test_killed_between_two_steps_it_is_held(worker: Worker, program: Program, s
     assert worker.effects == ["book-a-flight", "book-a-hotel"]
     assert _status(store_url) == {"a": "completed"}
     _check_audit(store_url)
+
+
+def test_a_probe_that_comes_later_is_asked(store_url: str) -> None:
+    """Who held a run may not have had the probe, or it was unsure: each recovery asks it, and the run stays held."""
+    found: list[str] = []
+
+    def shop(**policy: Any) -> tuple[Guard, Callable[[], str]]:
+        guard = Guard(store_url)
+
+        @guard.tool(effect="write", **policy)
+        def pay() -> str:
+            raise KeyboardInterrupt
+
+        return guard, pay
+
+    first, pay = shop()
+    with first, pytest.raises(KeyboardInterrupt), first.run("trip", id="t-1", on_interrupt="hold"):
+        pay()
+    guard, pay = shop(probe=lambda: Applied(found[0]) if found else None)
+    with guard:
+        assert not guard.recover(dry_run=True)
+        assert not guard.recover()
+        found.append("paid")
+        assert [run.id for run in guard.recover().held] == ["t-1"]
+        assert [(call.state, call.result) for call in guard.runs.get("t-1").calls] == [("done", "paid")]
+        assert not guard.recover()
+        with guard.run("trip", id="t-1", on_interrupt="hold") as run:
+            assert pay() == "paid"
+        assert run.status == "completed"
 
 
 @pytest.mark.parametrize("on_interrupt", ["compensate", "hold"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase
+from typing import Any
+
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, RunState
 
 RECOVER = "sagaspan recover --app MODULE:GUARD"
 """Goes on after a process that died, and undoes what waits for the tools."""
@@ -31,3 +33,24 @@ def undo_command(call: Call) -> str:
 def undone_command(call: Call) -> str:
     """The command by which a person says that a call was undone by hand."""
     return f"sagaspan calls resolve {call.id} compensated --note WHY"
+
+
+def result_command(call: Call) -> str:
+    """The command that gives the result of a done call whose result nobody has."""
+    return f"sagaspan calls resolve {call.id} happened --result JSON --note WHY"
+
+
+def is_to_be_undone(store: Any, run: RunRecord) -> bool:
+    """Whether recovery undoes this held run, as soon as nothing in it is in doubt."""
+    from sagaspan._recovery import wanted_undoing
+    from sagaspan.ledger import pivots
+
+    held = run.state is RunState.HELD and not run.completing
+    return held and wanted_undoing(run) and pivots.passed(store, run) is None
+
+
+def is_in_doubt(store: Any, run: RunRecord) -> bool:
+    """Whether a write of this run, or of one nested in it, is in doubt."""
+    from sagaspan._rollback import steps_of
+
+    return bool(steps_of(store, run).unresolved)

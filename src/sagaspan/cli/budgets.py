@@ -63,7 +63,9 @@ def set_budget(
     actor: str | None,
     namespace: str | None,
 ) -> None:
-    """Set what may be used of SCOPE, e.g. user:42 "20 USD" --per day; several: "20 USD, 100 calls".
+    """Set what may be used of SCOPE, as in user:42 "20 USD" --per day.
+
+    Several at once: "20 USD, 100 calls".
 
     It holds from the next call on in every process, also of a scope that was never used. A SCOPE may be a glob:
     "user:*" gives each user their own. Less than what is used already admits nothing until there is room again.

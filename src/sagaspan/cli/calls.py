@@ -9,10 +9,10 @@ from typing import Any, Final
 import click
 
 from sagaspan.cli._found import the_call, with_namespaces
-from sagaspan.cli._next import next_commands
+from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, next_commands, result_command
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, lately, say, short, visible
-from sagaspan.ledger.records import CallInfo, CallState, RunState
+from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState
 from sagaspan.ledger.resolution import Resolution
 
 _MEANS: Final = {
@@ -148,11 +148,25 @@ def resolve(
         return
     means = _means(seen, Resolution(outcome))
     say(f"Call {visible(decided.id)} ({visible(decided.tool)}) is {decided.state}: {means}.")
+    if decided.state is CallState.DONE and decided.result_lost is not None:
+        say("Nobody said what it returned, so who asks for it again gets an error. Say it (null, if it was nothing):")
+        say(f"  {result_command(decided)}")
     run = store.get_run(record.namespace, record.run_id)
-    if run is not None and run.state in (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED):
-        say(f"Its run {visible(run.id)} is {run.state}.")
-    else:
-        say(f"Its run {visible(decided.run_id)} goes on when it is entered again with the same id.")
+    if run is not None and not run.is_session:
+        say(_what_now(store, run))
+
+
+def _what_now(store: Any, run: RunRecord) -> str:
+    """What becomes of the run of a call that was decided."""
+    name = f"Its run {visible(run.id)}"
+    if run.state in (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED):
+        return f"{name} is {run.state}."
+    again = f"{name} goes on when it is entered again with the same id"
+    if not is_to_be_undone(store, run):
+        return f"{again}."
+    if is_in_doubt(store, run):
+        return f"{name} is to be undone, when what else is in doubt in it is decided: sagaspan show {run.id}"
+    return f"{again}. If nobody enters it, recovery undoes it: {RECOVER}"
 
 
 def _row(call: CallInfo) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ _KEPT: Final = {
 @click.option("--namespace", help="Only this namespace; default: all.")
 @click.option("--vacuum", is_flag=True, help="Give the room back to the disk; agents wait meanwhile.")
 @click.option("--dry-run", is_flag=True, help="Only count.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask, also on a terminal.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask; needed where nobody can be asked, in cron, say.")
 @common_options
 @pass_settings
 def prune(
@@ -47,8 +47,10 @@ def prune(
     """
     from sagaspan._prune import Pruner, cutoff_us
 
+    if not (yes or dry_run or sys.stdin.isatty()):
+        raise click.UsageError("nobody can be asked here: add --yes, or --dry-run to only count")
     store = settings.open_store()
-    if not (yes or dry_run) and sys.stdin.isatty():
+    if not (yes or dry_run):
         click.confirm(f"Forget what was settled {older_than:g} s ago in {store.url}?", abort=True, err=True)
     pruner = Pruner(
         store, namespace=namespace, before_us=cutoff_us(older_than), forget_keys=forget_keys, progress=_Progress(),

@@ -9,7 +9,7 @@ import click
 from sagaspan.cli._found import namespace_of, the_run, with_namespaces
 from sagaspan.cli._options import Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say, short, styled, visible, when
-from sagaspan.ledger.records import CallInfo, Phase, RunInfo, RunState
+from sagaspan.ledger.records import CallInfo, CallState, Phase, RunInfo, RunState
 
 
 @click.group()
@@ -122,7 +122,7 @@ def _say_next(run: RunInfo, settings: Settings) -> None:
     if run.status not in (RunState.HELD, RunState.PARTIALLY_COMPENSATED):
         return
     from sagaspan._rollback import steps_of
-    from sagaspan.cli._next import next_commands
+    from sagaspan.cli._next import next_commands, result_command
 
     store = settings.open_store()
     record = store.get_run(run.namespace, run.id)
@@ -132,6 +132,9 @@ def _say_next(run: RunInfo, settings: Settings) -> None:
     partly = run.status is RunState.PARTIALLY_COMPENSATED
     left = (*steps.unresolved, *((*steps.undoable, *steps.not_compensable) if partly else ()))
     rows = [(step.tool, step.state, command) for step in left for command in next_commands(step)]
+    if not partly:  # it goes on through its calls: one whose result nobody has stops it
+        lost = [call for call in run.calls if call.state is CallState.DONE and call.result_lost is not None]
+        rows += [(call.tool, call.state, result_command(call)) for call in lost]
     if rows:
         say("")
         emit_table(("tool", "state", "next"), rows, title="what needs you")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import click
 
 from sagaspan import codecs
+from sagaspan._owner import names_a_process
 from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
-from sagaspan.cli._next import next_commands
+from sagaspan.cli._next import next_commands, result_command
 from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, call_info
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, call_info, moment
 from sagaspan.ledger.resolution import happened_after_all
 
 _OPEN: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATION_FAILED)
@@ -49,7 +50,7 @@ def show(settings: Settings, any_id: str, namespace: str | None) -> None:
 def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
     """One call with its history."""
     if settings.as_json:
-        emit_json(call)
+        emit_json({**{field.name: getattr(call, field.name) for field in fields(call)}, "history": _history(audit)})
         return
     from rich.text import Text
 
@@ -74,8 +75,26 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
     for command in _next(call, audit):
         say(f"  {'next':<16} {command}")
     say("")
-    rows = [(_moment(row.at_us), row.event, row.from_state, row.to_state, codecs.legible(row.detail)) for row in audit]
-    emit_table(("at", "event", "from", "to", "detail"), rows, title="history")
+    rows = [
+        (_moment(row.at_us), row.event, row.from_state, row.to_state, _person(row.actor), codecs.legible(row.detail))
+        for row in audit
+    ]
+    emit_table(("at", "event", "from", "to", "by", "detail"), rows, title="history")
+
+
+def _history(audit: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "at": moment(row.at_us), "event": row.event, "from": row.from_state, "to": row.to_state,
+            "actor": row.actor, "detail": codecs.legible(row.detail),
+        }
+        for row in audit
+    ]  # fmt: skip
+
+
+def _person(actor: str) -> str:
+    """Who decided, if that was a person: the ids of processes only fill the line."""
+    return "" if names_a_process(actor) else actor
 
 
 def _next(call: CallInfo, audit: list[Any]) -> list[str]:
@@ -83,7 +102,7 @@ def _next(call: CallInfo, audit: list[Any]) -> list[str]:
         return next_commands(call)
     if happened_after_all(audit):
         return [*next_commands(call), f"sagaspan calls resolve {call.id} happened --note WHY"]
-    return []
+    return [result_command(call)] if call.state is CallState.DONE and call.result_lost is not None else []
 
 
 def _holder(call: CallInfo, settings: Settings) -> str | None:
@@ -138,6 +157,4 @@ def _in_traces(settings: Settings, prefix: str) -> list[_Match]:
 
 
 def _moment(microseconds: int) -> str:
-    from sagaspan.ledger.records import moment
-
     return moment(microseconds).astimezone().strftime("%H:%M:%S.%f")

@@ -13,7 +13,7 @@ from sagaspan._endings import PIVOT
 from sagaspan._owner import NOBODY
 from sagaspan.cli._found import with_namespaces
 from sagaspan.cli._holders import held_by
-from sagaspan.cli._next import RECOVER, next_commands
+from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, next_commands
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
 from sagaspan.ledger.judgement import Verdict
@@ -25,6 +25,8 @@ _RUNS: Final = {
     RunState.HELD: "was interrupted or is in doubt; nothing is undone until somebody resumes it",
     RunState.PARTIALLY_COMPENSATED: "was rolled back, but not all of it",
 }
+_UNDOING: Final = "is to be undone, and nothing in it is in doubt any more: recovery undoes it"
+_UNDOING_LATER: Final = "is to be undone: recovery does so when what is in doubt in it is decided"
 _FORWARD: Final = "failed after its pivot, so it only goes forward: enter it again with the same id"
 _CALLS: Final = {
     CallState.UNKNOWN: "was started and nobody knows how it ended",
@@ -80,12 +82,17 @@ def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
             yield stopped
             continue
         orphaned = None if run.state in _RUNS else _orphaned(store, run)
-        why = _FORWARD if run.reason == PIVOT else _RUNS.get(run.state) or orphaned
+        forward = run.reason == PIVOT and run.state is RunState.HELD  # the reason stays when it was undone by request
+        why = _FORWARD if forward else _RUNS.get(run.state) or orphaned
+        due = False
+        if is_to_be_undone(store, run):
+            due = not is_in_doubt(store, run)
+            why = _UNDOING if due else _UNDOING_LATER
         if why is not None:
             show = f"sagaspan show {run.id}" + (f" --namespace {run.namespace}" if several else "")
             yield Item(
                 kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
-                why=why if run.reason is None else f"{why} ({run.reason})", next=RECOVER if orphaned else show,
+                why=why if run.reason is None else f"{why} ({run.reason})", next=RECOVER if orphaned or due else show,
                 locks=held_by_run(store, run),
             )  # fmt: skip
 

@@ -542,9 +542,12 @@ class Ledger:
                 self._settle_taken_over(record, ended)
             elif commit.used:
                 tell(call, self._limits, changes, commit.used)
-        except StoreError:
+        except StoreError as problem:
             # What succeeded must not be broken by its recording; the next claim fails closed until it is saved.
-            _log.exception("call %s of tool %r ended but could not be recorded yet", record.id, record.tool)
+            _log.error(
+                "call %s of tool %r ended but could not be recorded yet (%s); it is kept, and written as soon as the "
+                "ledger can be; do not repeat it", record.id, record.tool, type(problem.__cause__ or problem).__name__,
+            )  # fmt: skip
             self._unsettled[record.id] = changes, after, ended
             self._lease.hurry()
         for step in claim.settled():
@@ -737,8 +740,8 @@ def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
     if record.result_lost is not None:
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} is done and is not run again, but its result was not recorded: "
-            f"{record.result_lost}. "
-            "Let it return plain data",
+            f"{record.result_lost}. Say what it returned: sagaspan calls resolve {record.id} happened --result JSON "
+            "--note WHY (and let it return plain data)",
             call=call_info(record), tool_ran="yes",
         )  # fmt: skip
     if call.occurrence > 0:
