@@ -404,9 +404,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(g) 1",
         rule="A write is repeated only where that is harmless: a doubt is not retried by a guess.",
-        file=_ATTEMPTS,
-        old="(policy.may_resend(first_us, now_us()) if in_doubt else True)",
-        new="True",
+        file=_POLICY,
+        old="is None:\n            return False\n        margin =",
+        new="is None:\n            return True\n        margin =",
         tests=("tests/ledger/test_attempts.py::test_what_is_repeated",),
     ),
     Rule(
