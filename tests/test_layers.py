@@ -15,11 +15,11 @@ ADAPTERS = ROOT / "adapters"
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {
     "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
-    "loops", "_clock", "_fork", "_owner", "_home",
+    "loops", "_clock", "_fork", "_owner", "_home", "rendering",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
-    "_metrics", "_middleware", "_signals", "_spans", "redaction",
+    "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -41,6 +41,10 @@ ALLOWED = {
     "_signals": {"loops", "ledger.records"},
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "middleware.loop"},
+    "rendering": {"codecs"},
+    "approvers": {"exceptions", "_checks", "_compensation", "ledger.records"},
+    "_gates": {"exceptions", "_checks", "_compensation", "expressions", "policy"},
+    "_approvals": BASE | {"ledger", "_backends", "approvers"},
     "_cost": {"exceptions", "amounts", "_compensation"},
     "_declared": {"exceptions"},
     "amounts": {"exceptions"},
@@ -53,12 +57,22 @@ ALLOWED = {
     "_outcome": {"exceptions", "policy"},
     "_compensation": {"exceptions", "_checks"},
     "_probe": {"exceptions", "_compensation"},
-    "_tool": {"exceptions", "_checks", "expressions", "policy", "redaction", "_compensation", "_cost", "_probe"},
+    "_tool": {
+        "exceptions",
+        "_checks",
+        "expressions",
+        "policy",
+        "redaction",
+        "_compensation",
+        "_cost",
+        "_gates",
+        "_probe",
+    },
     "_call": {"exceptions", "amounts", "_signals", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
     "_context": {"exceptions"},
     "_middleware": {"_call", "_checks", "exceptions", "ledger.records"},
     "ledger": DATA | {"ledger", "_outcome", "_secret"},
-    "middleware": DATA | {"ledger.records"},
+    "middleware": DATA | {"ledger.records", "ledger.approvals"},
     "stores": BASE | {"stores", "ledger.records", "ledger.seal", "ledger.store"},
     "_endings": {"exceptions", "ledger.transitions"},
     "_rollback": DATA | {"ledger"},
@@ -94,6 +108,7 @@ ALLOWED = {
         "_prune",
         "_adapters",
         "_views",
+        "_approvals",
         "_llm",
         "_loops",
         "_defaults",
