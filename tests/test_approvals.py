@@ -572,7 +572,7 @@ def test_several_different_people_none_of_whom_asked(guard: Guard, caller: Calle
     """A quorum counts people, and leaves out who asked and for whom the run works; the first no ends it."""
     shop = Shop(guard, caller, approval=Approval(approvers=2))
     request = shop.pending(500)
-    for by in (owner.user_name(), "ulla"):
+    for by in (owner.os_user(), "ulla"):
         with pytest.raises(ResolutionError, match="asked for"):
             guard.approvals.approve(request, by=by)
     assert guard.approvals.approve(request, by="alice").state == "pending"
@@ -621,7 +621,7 @@ def test_who_runs_the_call_has_not_approved_it(guard: Guard, caller: Caller, mon
     shop = Shop(guard, caller, approval=Approval(four_eyes=True))
     request = shop.pending(500)
     guard.approvals.approve(request, by="alice")
-    monkeypatch.setattr(owner, "user_name", lambda: "alice")
+    monkeypatch.setattr(owner, "os_user", lambda: "alice")
     with pytest.raises(ApprovalDenied, match="four eyes"):
         shop.order(500)
     assert shop.paid == []

@@ -88,7 +88,8 @@ class Approvals:
     ) -> ApprovalRequest:
         """Say no, which ends it, also if it was approved and not used yet; the ``reason`` is told to the model."""
         record = decisions.get(self._store, id)
-        who = by or owner.user_name()
+        self._store.seal.learn(record.namespace, record.tool)  # a reason is not written in clear beside what is not
+        who = by or owner.os_user()
         return request_of(decisions.deny(self._store, record, by=who, channel=self._channel, reason=reason))
 
     def edit(
@@ -135,4 +136,4 @@ class Approvals:
         return await ASYNCIO.io(self.edit, id, arguments, **how)
 
     def _vote(self, by: str | None, roles: Collection[str]) -> Vote:
-        return Vote(by=by or owner.user_name(), channel=self._channel, roles=tuple(sorted(roles)), at_us=now_us())
+        return Vote(by=by or owner.os_user(), channel=self._channel, roles=tuple(sorted(roles)), at_us=now_us())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from sagaspan import _owner as owner
+from sagaspan import codecs
 from sagaspan._clock import new_id, now_us
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger import approvals
@@ -40,6 +41,7 @@ def as_due(store: Store, record: ApprovalRecord) -> ApprovalRecord:
 def approve(store: Store, record: ApprovalRecord, vote: Vote, *, digest: str | None = None) -> ApprovalRecord:
     """``vote`` for a request, if it is (still) about ``digest``; raises ``ResolutionError``."""
     _check_open(record)
+    _check_readable(record)
     _check_digest(record, digest)
     return _saved(store, approvals.vote(record, vote))
 
@@ -64,6 +66,7 @@ def edit(
     Raises ``ResolutionError`` for arguments of other names, and for who could not agree.
     """
     _check_open(record)
+    _check_readable(record)
     _check_digest(record, digest)
     approvals.check_may_vote(record, vote.by, vote.roles)
     known = sorted(approvals.arguments_of(record))
@@ -102,6 +105,15 @@ def _check_open(record: ApprovalRecord) -> None:
     if record.state not in OPEN:
         raise ResolutionError(
             f"the request {record.id} for {record.tool!r} is {record.state}; nothing was decided", tool_ran="no"
+        )
+
+
+def _check_readable(record: ApprovalRecord) -> None:
+    if codecs.is_encrypted(record.subject):
+        raise ResolutionError(
+            f"what the request {record.id} asks about is encrypted, and there is no codec here that reads it, so "
+            "nobody can agree to it here; use the guard that has it (--app MODULE:GUARD)",
+            tool_ran="no",
         )
 
 

@@ -133,7 +133,7 @@ class Desk:
 
     def _new(self, call: Call, scope: str, key: str, text: str, digest: str, policy: str) -> ApprovalRecord:
         now = now_us()
-        asking = dict.fromkeys(filter(None, (owner.user_name(), call.run.user, call.run.agent)))
+        asking = dict.fromkeys(filter(None, (owner.os_user(), call.run.user, call.run.agent)))
         requirement, compensate = call.tool.policy.approval, call.tool.policy.compensate
         facts = {
             "run": call.run.name, "effect": call.tool.policy.effect,
@@ -206,7 +206,7 @@ class Desk:
         return _as_decision(answer)
 
     def _decide(self, record: ApprovalRecord, answer: Any, channel: str) -> ApprovalRecord:
-        by = answer.by or owner.user_name()  # an approver that names nobody speaks for who runs it
+        by = answer.by or owner.os_user()  # an approver that names nobody speaks for who runs it
         if isinstance(answer, Deny):
             return decisions.deny(self._store, record, by=by, channel=channel, reason=answer.reason)
         vote = Vote(by=by, channel=channel, roles=tuple(answer.roles), at_us=now_us())
@@ -274,7 +274,7 @@ def _check_not_ended(call: Call, record: ApprovalRecord) -> None:
 
 def _check_executor(call: Call, record: ApprovalRecord) -> None:
     """Four eyes: who runs the call has not approved it either."""
-    me = owner.user_name()
+    me = owner.os_user()
     if approvals.requirement_of(record).excludes_who_asked and any(one.by == me for one in approvals.votes_of(record)):
         raise ApprovalDenied(
             f"tool {call.tool.name!r} did not run: {me!r} approved it ({record.id}) and cannot run it too (four eyes)"
