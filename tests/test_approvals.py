@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from sagaspan import (
     ApprovalExpired,
     ApprovalPending,
     ApprovalRequest,
+    ApprovalState,
     Approve,
     ConfigurationError,
     Deny,
@@ -31,9 +34,10 @@ from sagaspan import (
 )
 from sagaspan import _owner as owner
 from sagaspan._call import Call, Result
+from sagaspan._console import Console
 from sagaspan.codecs import to_json
 from sagaspan.keys import fingerprint
-from sagaspan.ledger.approvals import subject_of
+from sagaspan.ledger.approvals import consume, subject_of
 from sagaspan.testing import frozen_clock
 from tests.conftest import Caller, Worker
 
@@ -178,15 +182,21 @@ def test_a_no_is_final_for_these_arguments_in_this_run(guard: Guard, caller: Cal
     request = shop.pending(500)
     guard.approvals.deny(request, "too\x1b[31m much", by="alice")
 
+    denied: list[str] = []
+
     async def job() -> None:
         async with caller.run(guard, "order", id="order", user="ulla"):
             for _ in range(2):
-                with pytest.raises(ApprovalDenied, match=r'"too\\u\{1b\}\[31m much"'):
+                try:
                     await caller.call(shop.pay, 500)
+                except ApprovalDenied as error:
+                    denied.append(str(error))
             await caller.call(shop.pay, 501)
 
     with pytest.raises(ApprovalPending):
         caller.play(job)
+    assert len(denied) == 2
+    assert r'"too\u{1b}[31m much"' in denied[0]
     assert shop.pending(500, run="other") != request
     assert len(guard.approvals.list(status=())) == 3
     assert shop.paid == []
@@ -436,6 +446,34 @@ def test_a_forged_row_is_not_an_approval(shop: Shop, tmp_path: Path) -> None:
     assert shop.paid == []
 
 
+def test_the_database_itself_uses_an_approval_only_as_it_was_given(shop: Shop) -> None:
+    """Whatever the version says: not for another digest or policy, not late, and not before it is approved."""
+    store = shop.guard._engine.store
+    request = shop.pending(500)
+    shop.guard.approvals.approve(request, by="alice")
+    record = store.approval(request)
+    now = record.created_us + 1
+    used = consume(record, now, actor="x", call_id="c")
+    for wrong in (
+        replace(used, record=replace(used.record, digest="0")), replace(used, record=replace(used.record, policy="{}")),
+        replace(used, consumes_at=record.expires_us),
+    ):  # fmt: skip
+        assert not store.commit([wrong], synced=False)
+    second = store.approval(shop.pending(600, run="b"))
+    early = consume(replace(second, state=ApprovalState.APPROVED), now, actor="x", call_id="c")
+    assert not store.commit([early], synced=False)
+    assert store.commit([used], synced=False)
+    assert not store.commit([used], synced=False)
+
+
+def test_an_approval_under_a_business_key_is_of_one_run(guard: Guard, caller: Caller) -> None:
+    """The key is the same in all runs, the question is not."""
+    shop = Shop(guard, caller, key="to")
+    guard.approvals.approve(shop.pending(500), by="alice")
+    shop.pending(500, run="other")
+    assert shop.paid == []
+
+
 def test_one_approval_is_used_once(store_url: str) -> None:
     """Eight callers outside any run share one approval: one of them runs."""
     guard = Guard(store_url, approver="inbox")
@@ -529,6 +567,15 @@ def test_an_edit_is_judged_by_the_policy_of_the_edited_call(guard: Guard, caller
     assert shop.pending(600, run="b") == second.id
     guard.approvals.approve(second.id, by="carol")
     assert shop.order(600, run="b") == "paid 599"
+
+
+def test_an_editor_is_one_who_could_approve(guard: Guard, caller: Caller) -> None:
+    """Who asked changes nothing either, also not to what nobody need be asked about."""
+    shop = Shop(guard, caller, approval=Approval(four_eyes=True))
+    request = shop.pending(500)
+    with pytest.raises(ResolutionError, match="asked for"):
+        guard.approvals.edit(request, {"amount": 5, "to": "ulla"}, by="ulla")
+    assert guard.approvals.get(request).state == "pending"
 
 
 @pytest.mark.parametrize("arguments", [{"amount": 5}, {"amount": 5, "to": "x", "more": 1}, {}])
@@ -730,3 +777,80 @@ def test_what_cannot_be_shown_is_never_approved_automatically(guard: Guard, call
     shop = Shop(guard, caller, approve=True)
     with guard.override(approver="auto-approve"), pytest.raises(ApprovalDenied, match="cannot be shown"):
         shop.order(5, b"\xff\xfe")
+
+
+# -- the console ---------------------------------------------------------------------------------------------------
+
+
+def _typing(*lines: str) -> Callable[[str], str]:
+    left = list(lines)
+
+    def read(_: str) -> str:
+        if not left:
+            raise EOFError
+        return left.pop(0)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("lines", "paid", "error"),
+    [(["a"], 500, None), (["yes", "", "y", "approve"], 500, None), (["d", "no"], None, ApprovalDenied),
+     (["l"], None, ApprovalPending), ([], None, ApprovalPending), (["yes", "y", "ok"], None, ApprovalPending),
+     (["e", "{", "e", '{"amount": 5, "to": "x"}'], 5, None)],
+)  # fmt: skip
+def test_the_console(
+    guard: Guard, lines: list[str], paid: int | None, error: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It shows the call; only a word that says so approves, and the end of input decides nothing."""
+    shop = Shop(guard, Caller("sync"))
+    asked = contextlib.nullcontext() if error is None else pytest.raises(error)
+    with guard.override(approver=Console(read=_typing(*lines))), asked:
+        shop.order(500, "bob" if paid != 5 else "\u202eeve")
+    assert [amount for amount, _ in shop.paid] == ([] if paid is None else [paid])
+    err = capsys.readouterr().err
+    assert ("\\u{202e}eve" if paid == 5 else "bob") in err
+    assert "\u202e" not in err
+
+
+# -- what is not shown ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_redacted_is_bound_but_not_shown(guard: Guard, caller: Caller, tmp_path: Path) -> None:
+    """A keyed hash stands for it: another value is another question, and nobody reads it in the request."""
+    shop = Shop(guard, caller, redact=["to"])
+    request = shop.pending(500, "canary-4711")
+    shown = guard.approvals.get(request)
+    assert "canary" not in shown.text + repr(shown.args)
+    assert "<redacted" in shown.text
+    guard.approvals.approve(request, by="alice")
+    assert shop.pending(500, "canary-4712") != request
+    assert shop.order(500, "canary-4711", run="order") == "paid 500"
+    assert shop.paid == [(500, "canary-4711")]
+    assert b"canary" not in b"".join(file.read_bytes() for file in tmp_path.glob("ledger.db*"))
+
+
+class Backwards:
+    """A codec that anybody can break."""
+
+    def encode(self, data: bytes) -> bytes:
+        return bytes(255 - one for one in data)
+
+    decode = encode
+
+
+def test_what_is_encrypted_is_decided_only_where_it_can_be_read(store_url: str, caller: Caller, tmp_path: Path) -> None:
+    """In the ledger nobody reads it, and who cannot read it cannot agree to it."""
+    guard = Guard(store_url, approver="inbox", codec=Backwards())
+    shop = Shop(guard, caller)
+    request = shop.pending(500, "canary-4711")
+    assert b"canary" not in b"".join(file.read_bytes() for file in tmp_path.glob("ledger.db*"))
+    without = Guard(store_url)
+    assert without.approvals.get(request).uninspectable
+    with pytest.raises(ResolutionError, match="encrypted"):
+        without.approvals.approve(request, by="alice")
+    with pytest.raises(ConfigurationError, match="codec"):
+        without.approvals.deny(request, "canary", by="alice")
+    guard.approvals.edit(request, {"amount": 400, "to": "canary-4712"}, by="alice")
+    assert shop.order(500, "canary-4711") == "paid 400"
+    assert b"canary" not in b"".join(file.read_bytes() for file in tmp_path.glob("ledger.db*"))

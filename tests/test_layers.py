@@ -19,7 +19,7 @@ BASE = {
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
-    "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers",
+    "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers", "_console",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -42,8 +42,9 @@ ALLOWED = {
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "middleware.loop"},
     "rendering": {"codecs"},
-    "approvers": {"exceptions", "_checks", "_compensation", "ledger.records"},
+    "approvers": {"exceptions", "_checks", "_compensation", "_console", "ledger.records"},
     "_gates": {"exceptions", "_checks", "_compensation", "expressions", "policy"},
+    "_console": BASE | {"approvers"},
     "_approvals": BASE | {"ledger", "_backends", "approvers"},
     "_cost": {"exceptions", "amounts", "_compensation"},
     "_declared": {"exceptions"},

@@ -74,7 +74,8 @@ class Guard:
             per million tokens, or the path of a TOML file with ``[prices]``.
         approver: who is asked about calls with ``approve=``: a function of the ``ApprovalRequest``, sync or async, that
             gives ``Approve()``, ``Deny("reason")``, ``Edit({...})``, True or False (anything else refuses); an
-            ``Approver``; ``"inbox"``, ``"auto-approve"`` or ``"auto-deny"``. None: the inbox, which says so in the log.
+            ``Approver``; ``"console"``, ``"inbox"``, ``"auto-approve"`` or ``"auto-deny"``. None: the console if
+            somebody is there, else the inbox, which says so in the log.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.

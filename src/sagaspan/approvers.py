@@ -138,7 +138,14 @@ class Always:
         return self._answer
 
 
+def _console() -> Approver:
+    from sagaspan._console import Console
+
+    return Console()
+
+
 _NAMED: Final[Mapping[str, Callable[[], Approver]]] = {
+    "console": _console,
     "inbox": Inbox,
     "auto-approve": lambda: Always(Approve(by="auto-approve")),
     "auto-deny": lambda: Always(Deny("this guard denies everything", by="auto-deny")),

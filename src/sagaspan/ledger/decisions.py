@@ -40,6 +40,7 @@ def as_due(store: Store, record: ApprovalRecord) -> ApprovalRecord:
 
 def approve(store: Store, record: ApprovalRecord, vote: Vote, *, digest: str | None = None) -> ApprovalRecord:
     """``vote`` for a request, if it is (still) about ``digest``; raises ``ResolutionError``."""
+    record = as_due(store, record)
     _check_open(record)
     _check_readable(record)
     _check_digest(record, digest)
@@ -48,6 +49,7 @@ def approve(store: Store, record: ApprovalRecord, vote: Vote, *, digest: str | N
 
 def deny(store: Store, record: ApprovalRecord, *, by: str, channel: str, reason: str | None) -> ApprovalRecord:
     """End a request with a no; raises ``ResolutionError`` if it has ended."""
+    record = as_due(store, record)
     _check_open(record)
     return _saved(store, approvals.deny(record, now_us(), by=by, channel=channel, reason=reason))
 
@@ -65,6 +67,7 @@ def edit(
 
     Raises ``ResolutionError`` for arguments of other names, and for who could not agree.
     """
+    record = as_due(store, record)
     _check_open(record)
     _check_readable(record)
     _check_digest(record, digest)

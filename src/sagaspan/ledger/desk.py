@@ -17,6 +17,7 @@ from sagaspan._backends import UNWATCHED, BodyTimeout
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, new_id, now_us
 from sagaspan._compensation import is_async_callable
+from sagaspan._console import Console, somebody_is_there
 from sagaspan._context import nothing_in_force
 from sagaspan.approvers import LATER, Approve, Approver, Deny, Edit, Inbox
 from sagaspan.exceptions import (
@@ -39,6 +40,9 @@ OUTSIDE: Final = "outside"
 """The scope of requests for calls outside any run: an equal call uses the approval, in whatever process."""
 
 _PAUSE: Final = 0.5
+_IN_PLACE: Final = ("auto", "inbox", "console")
+"""Channels whose approvers answer at once, or must be asked by the very thread that can be interrupted."""
+
 _ENDED: Final = (ApprovalState.DENIED, ApprovalState.EXPIRED)
 
 
@@ -58,7 +62,7 @@ class Desk:
         Raises ``ApprovalDenied``, ``ApprovalExpired``, ``ApprovalPending``, ``KeyConflict`` or ``StoreError``.
         """
         record, digest = await call.io(self._request, call, plain)
-        approver = self._approver or self._nobody()
+        approver = self._approver or self._default(call)
         deadline = monotonic() + approver.wait
         pause = 0.05
         while record.state is ApprovalState.PENDING and record.digest == digest:
@@ -158,7 +162,10 @@ class Desk:
 
     # -- the approver ------------------------------------------------------------------------------------------
 
-    def _nobody(self) -> Approver:
+    def _default(self, call: Call) -> Approver:
+        """Who is asked where nobody said: the terminal if somebody is there, else the inbox, which the log names."""
+        if not call.backend.is_async and somebody_is_there():
+            return Console()
         if not self._warned:
             self._warned = True
             _log.warning(
@@ -196,7 +203,7 @@ class Desk:
         try:
             answer = await call.backend.run_body(
                 aask if is_async else ask, is_async=is_async,
-                timeout=None if approver.channel in ("auto", "inbox") else left, watch=UNWATCHED,
+                timeout=None if approver.channel in _IN_PLACE else left, watch=UNWATCHED,
             )  # fmt: skip
         except BodyTimeout:
             return Deny("nobody decided in time")

@@ -76,14 +76,20 @@ class ApprovalMiddleware:
             served = await self._serve(call)
             if served is not None:
                 return served
+        spent: ApprovalRecord | None = None
         while True:
             record = await self._desk.ask(call, plain)
+            if record == spent:  # nothing has changed it, and it is not to be used: its row says what it should not
+                raise ApprovalDenied(
+                    f"tool {call.tool.name!r} did not run: the approval {record.id} cannot be used. See: sagaspan "
+                    f"approvals show {record.id}"
+                )
             if canonical(arguments_of(record)) != canonical(exact(plain)):
                 raise Edited(_edited(call, record, plain))
             try:
                 return await call_next(call.declare(approval=record))
             except ApprovalSpent:  # used, taken back or expired since it was read: it is asked about anew
-                continue
+                spent = record
 
     def _copied(self, call: Call) -> tuple[Call, dict[str, Any]]:
         """The call with arguments that nobody else holds, recorded as what they are now."""
