@@ -23,6 +23,7 @@ from sagaspan import (
     ApprovalRequest,
     ApprovalState,
     Approve,
+    BudgetExceeded,
     ConfigurationError,
     Deny,
     Edit,
@@ -167,10 +168,18 @@ def test_an_approval_that_the_claim_does_not_keep_is_not_used(shop: Shop, store_
     request = shop.pending(500)
     shop.guard.approvals.approve(request, by="alice")
     shop.guard.set_budget("tool:pay", "0 calls")
-    with pytest.raises(Exception, match="budget"):
+    with pytest.raises(BudgetExceeded):
         shop.order(500)
     assert shop.paid == []
     assert shop.guard.approvals.get(request).state == "approved"
+
+
+def test_nobody_is_asked_about_what_no_budget_pays_for(shop: Shop) -> None:
+    """The budget looks first, so that no person decides in vain."""
+    shop.guard.set_budget("tool:pay", "0 calls")
+    with pytest.raises(BudgetExceeded):
+        shop.order(500)
+    assert shop.guard.approvals.list(status=()) == []
 
 
 # -- denied, expired -----------------------------------------------------------------------------------------------

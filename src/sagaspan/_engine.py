@@ -174,7 +174,9 @@ class Engine:
             LoopMiddleware(self.loop),
             ReplayMiddleware(endpoint.serve),
             BudgetMiddleware(),
-            ApprovalMiddleware(Desk(self.store, self.digest, self.approver), endpoint.serve, self._plain_of),
+            ApprovalMiddleware(
+                Desk(self.store, self.digest, self.approver), endpoint.serve, self._plain_of, self.limits.look
+            ),
             SagaMiddleware(self.compensation_for, self.lock_names),
             *self._innermost,
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +48,7 @@ def _gate(gate: Any, parameters: tuple[str, ...], where: str) -> Gate:
     if isinstance(gate, str):
         expression = Expression(gate, where=f"{where}, approve")
         expression.check(parameters)
-        return Gate(gate, lambda arguments: _evaluated(expression, arguments))
+        return Gate(gate, expression.evaluate)
     if is_async_callable(gate):
         raise ConfigurationError(f"{where}: its approve function is async, but it is called without a loop; use def")
     names = tuple(signature_of(gate, f"{where}: its approve").parameters)
@@ -60,11 +59,3 @@ def _gate(gate: Any, parameters: tuple[str, ...], where: str) -> Gate:
             f"{', '.join(parameters) or 'nothing'}"
         )
     return Gate(name_of(gate), lambda arguments: gate(**{name: arguments[name] for name in names}))
-
-
-def _evaluated(expression: Expression, arguments: Mapping[str, Any]) -> Any:
-    for name in expression.variables:
-        value = arguments.get(name)
-        if isinstance(value, float) and math.isnan(value):  # compares as False with everything
-            raise ValueError(f"{name} is no number")
-    return expression.evaluate(arguments)

@@ -71,7 +71,6 @@ def edit(
     _check_open(record)
     _check_readable(record)
     _check_digest(record, digest)
-    approvals.check_may_vote(record, vote.by, vote.roles)
     known = sorted(approvals.arguments_of(record))
     if sorted(arguments) != known:
         raise ResolutionError(

@@ -57,9 +57,19 @@ class EditsMiddleware:
 
 
 class ApprovalMiddleware:
-    """``serve`` is the ledger's answer to a call that is on record: nobody is asked about that again."""
+    """``serve`` is the ledger's answer to a call that is on record: nobody is asked about that again.
 
-    def __init__(self, desk: Desk, serve: Callable[[Call], Awaitable[Result | None]], plain: Plain) -> None:
+    ``look`` raises for a call that no budget would pay for: nobody is asked about that either.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        serve: Callable[[Call], Awaitable[Result | None]],
+        plain: Plain,
+        look: Callable[[Call], None],
+    ) -> None:
+        self._look = look
         self._desk = desk
         self._serve = serve
         self._plain = plain
@@ -76,6 +86,7 @@ class ApprovalMiddleware:
             served = await self._serve(call)
             if served is not None:
                 return served
+        await call.io(self._look, call)
         spent: ApprovalRecord | None = None
         while True:
             record = await self._desk.ask(call, plain)
