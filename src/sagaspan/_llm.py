@@ -25,6 +25,7 @@ from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
+from sagaspan._checks import check_choice
 from sagaspan._clock import now_us
 from sagaspan._context import current_run
 from sagaspan._headroom import affordable_output
@@ -52,14 +53,18 @@ _MOST_OUTPUT: Final = 1_000_000
 
 
 _COUNTS: Final = tuple(field.name for field in fields(Usage))
+OPERATIONS: Final = (
+    semconv.OPERATION_CHAT, semconv.OPERATION_EMBEDDINGS, semconv.OPERATION_GENERATE, semconv.OPERATION_COMPLETE,
+)  # fmt: skip
+"""What a model can be asked for, in OpenTelemetry's words."""
 
 
 @functools.lru_cache(10_000)
-def _tool_of(model: str) -> Tool:
+def _tool_of(operation: str, model: str) -> Tool:
     def ask() -> None:
         """The body of a model's call is its client."""
 
-    return tool_of(ask, name=semconv.SPAN_CHAT.format(model=model), policy=_POLICY)
+    return tool_of(ask, name=semconv.SPAN_MODEL.format(operation=operation, model=model), policy=_POLICY)
 
 
 class LlmCall:
@@ -80,8 +85,11 @@ class LlmCall:
         *,
         provider: str | None = None,
         limit_output: bool = False,
+        operation: str = semconv.OPERATION_CHAT,
     ) -> None:
+        check_choice("operation", operation, OPERATIONS)
         self.model = model
+        self.operation = operation
         self.provider = provider
         self.demand = demand
         self.output_limit: int | None = None
@@ -171,6 +179,36 @@ class LlmCall:
             self._call = replace(self._call, backend=SYNC)
             run_sync(self.end(None))
 
+    def let_by(self, what: str) -> None:
+        """Let requests by that this call cannot meter: ``what`` says which, for people.
+
+        Raises ``PolicyDenied`` where a hard budget of money holds, which it would escape; and as entering does.
+        """
+        run_sync(self._let_by(what, SYNC))
+
+    async def alet_by(self, what: str) -> None:
+        """As ``let_by``, in a running loop."""
+        await self._let_by(what, ASYNCIO)
+
+    async def _let_by(self, what: str, backend: Backend) -> None:
+        engine, call = self._engine, self._make_call(backend)
+        try:
+            # Nothing is claimed, so nothing would notice a budget that another process has set meanwhile.
+            await backend.io(engine.limits.reload)
+        except StoreUnavailable:
+            if engine.outage is None or engine.limits.caps_money(call):
+                raise
+        if not engine.limits.caps_money(call):
+            return
+        error = PolicyDenied(
+            f"{what} are not sent: nobody here counts what they cost, and a hard budget of money holds. Use a client "
+            "that is not guarded, within `with guard.llm_call(MODEL, ...) as call:` and with call.settle(...); or give "
+            "the run a soft budget (hard=False)"
+        )
+        span = spans.start(engine.tracer, call.tool.name, _opening(self, call))
+        spans.end(span, {semconv.CALL_EXECUTED: False}, error)
+        raise error
+
     # -- the two ends --------------------------------------------------------------------------------------------
 
     async def begin(self, backend: Backend) -> None:
@@ -217,7 +255,7 @@ class LlmCall:
 
     def _make_call(self, backend: Backend) -> Call:
         arguments = {"model": self.model, "input_tokens": self.demand.input_tokens, "output_tokens": self.most_output}
-        return self._engine.make_model_call(_tool_of(self.model), self.model, arguments, backend)
+        return self._engine.make_model_call(_tool_of(self.operation, self.model), self.model, arguments, backend)
 
     async def _limit(self, backend: Backend) -> None:
         """Limit the answer to what the budgets can pay for, where that is less than the model may give."""
@@ -323,11 +361,11 @@ def _told(usage: Usage) -> dict[str, Any]:
 
 def _opening(self: LlmCall, call: Call) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
-        semconv.GEN_AI_OPERATION_NAME: semconv.OPERATION_CHAT,
+        semconv.GEN_AI_OPERATION_NAME: self.operation,
         semconv.GEN_AI_REQUEST_MODEL: self.model,
         semconv.RUN_ID: call.run.id,
         semconv.RUN_NAME: call.run.name,
-        semconv.OPENINFERENCE_SPAN_KIND: "LLM",
+        semconv.OPENINFERENCE_SPAN_KIND: "EMBEDDING" if self.operation == semconv.OPERATION_EMBEDDINGS else "LLM",
     }
     optional: tuple[tuple[str, AttributeValue | None], ...] = (
         (semconv.GEN_AI_PROVIDER_NAME, self.provider),
@@ -361,7 +399,7 @@ def _close_span(self: LlmCall, error: BaseException | None) -> None:
 @spans.harmless(None)
 def _measure(self: LlmCall, error: BaseException | None) -> None:
     attributes: dict[str, AttributeValue] = {
-        semconv.GEN_AI_OPERATION_NAME: semconv.OPERATION_CHAT, semconv.GEN_AI_REQUEST_MODEL: self.model,
+        semconv.GEN_AI_OPERATION_NAME: self.operation, semconv.GEN_AI_REQUEST_MODEL: self.model,
     }  # fmt: skip
     if self.provider is not None:
         attributes[semconv.GEN_AI_PROVIDER_NAME] = self.provider

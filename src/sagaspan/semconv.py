@@ -25,6 +25,9 @@ ERROR_TYPE: Final = "error.type"
 OPENINFERENCE_SPAN_KIND: Final = "openinference.span.kind"
 
 OPERATION_CHAT: Final = "chat"
+OPERATION_EMBEDDINGS: Final = "embeddings"
+OPERATION_GENERATE: Final = "generate_content"
+OPERATION_COMPLETE: Final = "text_completion"
 OPERATION_EXECUTE_TOOL: Final = "execute_tool"
 TOOL_TYPE_FUNCTION: Final = "function"
 
@@ -81,7 +84,7 @@ METRIC_OPERATION_DURATION: Final = "gen_ai.client.operation.duration"
 GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
 
 # -- span names --------------------------------------------------------------------------------------------
-SPAN_CHAT: Final = "chat {model}"
+SPAN_MODEL: Final = "{operation} {model}"
 SPAN_TOOL: Final = "execute_tool {tool}"
 SPAN_RUN: Final = "sagaspan {run}"
 SPAN_ATTEMPT: Final = "attempt {n}"

@@ -2399,4 +2399,32 @@ RULES: Final[tuple[Rule, ...]] = (
         new="    if unknown and effect in _REPEATABLE:\n",
         tests=(_TOOLS + "test_errors_of_tools_are_data",),
     ),
+    Rule(
+        section="(c) 2",
+        rule="What is not metered is not sent under a hard budget of money.",
+        file=_LLM,
+        old="        if not engine.limits.caps_money(call):\n            return\n",
+        new="        if engine is not None:\n            return\n",
+        tests=(
+            _CLIENT + "test_what_is_not_counted_does_not_pass_a_hard_budget_of_money",
+            _CLIENT + "test_a_websocket_is_not_opened_under_a_hard_budget_of_money",
+            _CLIENT + "test_anthropic_s_batches_are_not_counted",
+        ),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="A budget that was set elsewhere holds for what is not metered too.",
+        file=_LLM,
+        old="            await backend.io(engine.limits.reload)\n",
+        new="            pass\n",
+        tests=(_CLIENT + "test_a_budget_that_somebody_sets_meanwhile_holds_for_what_is_not_counted_too",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Nobody is asked to decide about a call of a model.",
+        file=_SQLITE,
+        old="{_OPEN} and not {_NOBODY_S}{within}",
+        new="{_OPEN}{within}",
+        tests=(_METERING + "test_nobody_has_to_decide_about_a_model_s_call",),
+    ),
 )
