@@ -52,7 +52,7 @@ class Exchange:
                 self.let_by(self._by)
             return options
         self.unsent()
-        self._reserved = call.__enter__()
+        self._reserved = self._told(call.__enter__())
         return self._completed(options, call)
 
     async def areserve(self, options: Any) -> Any:
@@ -63,7 +63,7 @@ class Exchange:
                 await self.alet_by(self._by)
             return options
         await self.aunsent()
-        self._reserved = await call.__aenter__()
+        self._reserved = self._told(await call.__aenter__())
         return self._completed(options, call)
 
     def _call_of(self, options: Any) -> LlmCall | None:
@@ -145,16 +145,22 @@ class Exchange:
     def sent(self) -> LlmCall:
         """The call that is sent now; another one where an SDK sends an attempt twice, with fresh credentials."""
         call, self._reserved = self._reserved, None
-        return self._again().__enter__() if call is None else call
+        return self._told(self._again().__enter__()) if call is None else call
 
     async def asent(self) -> LlmCall:
         """As ``sent``, in a running loop."""
         call, self._reserved = self._reserved, None
-        return await self._again().__aenter__() if call is None else call
+        return self._told(await self._again().__aenter__()) if call is None else call
 
     def _again(self) -> LlmCall:
         assert self._api is not None  # noqa: S101 - it is metered
         return self._make_call(self._api)
+
+    def _told(self, call: LlmCall) -> LlmCall:
+        """``call``, which was told what it asks, for its span."""
+        if call.tells and call.operation == "chat":
+            call.messages(input=self._arguments)
+        return call
 
     def answered(self, call: LlmCall, response: Any) -> Any:
         """Settle ``call`` with the answer, or have it settled when that has been read."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from types import TracebackType
@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
 
+from sagaspan import _live as live
 from sagaspan import _metrics as metrics
 from sagaspan import _reaper as reaper
+from sagaspan import _said as said
 from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
@@ -106,6 +108,10 @@ class LlmCall:
         self._busy = ExitStack()
         self._is_over = False
         self._span: Span = INVALID_SPAN
+        self._tells = False
+        self._secrets: list[str] = []
+        self._output: Any = None
+        self._finish_reasons: tuple[str, ...] = ()
 
     # -- what users do -----------------------------------------------------------------------------------------
 
@@ -131,6 +137,8 @@ class LlmCall:
 
         It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``.
         """
+        if response is not None:
+            self.messages(output=response, finish_reasons=said.reasons(response))
         usage = Usage(**counts) if response is None else read_usage(response)
         if usage is None:
             raise ConfigurationError(
@@ -139,6 +147,34 @@ class LlmCall:
             )
         self._usage, self._cost = usage, self._prices.price_of(self.model, usage, self.provider)
         return self._cost
+
+    @property
+    def tells(self) -> bool:
+        """Whether what is asked and answered goes on the span: the user opted in to content, and somebody listens."""
+        return self._tells
+
+    def messages(self, *, input: Any = None, output: Any = None, finish_reasons: Sequence[str] = ()) -> None:  # noqa: A002
+        """Say in the block what was asked and answered, for the span; what ``settle(response)`` sees it says itself.
+
+        Args:
+            input: the arguments of the SDK's call as a dict, its messages, or a text.
+            output: the provider's response, messages in OpenTelemetry's or a provider's shape, or a text.
+            finish_reasons: why the model stopped, one a choice.
+
+        Recorded only under OpenTelemetry's content opt-in, but for ``finish_reasons``; else nothing is even read.
+        """
+        self._finish_reasons = tuple(finish_reasons) or self._finish_reasons
+        if self._tells and input is not None:
+            said.record_input(self._span, input)
+        if self._tells and output is not None:
+            self._output = output
+            if not reaper.in_collection():  # else when it is settled, by another thread
+                self._record_output()
+
+    def _record_output(self) -> None:
+        output, self._output = self._output, None
+        if output is not None:
+            said.record_output(self._span, output)
 
     def __enter__(self) -> Self:
         run_sync(self.begin(SYNC))
@@ -169,12 +205,13 @@ class LlmCall:
         reaper.be_ready()
         self._busy.close()
 
-    def abandon(self) -> None:
-        """Settle it from a finalizer: soon, and from another thread."""
+    def abandon(self, first: Callable[[], None] = lambda: None) -> None:
+        """Settle it from a finalizer: soon, and from another thread, which calls ``first`` before."""
         if self._claim is not None:
-            reaper.leave(self._end_alone)
+            reaper.leave(functools.partial(self._end_alone, first))
 
-    def _end_alone(self) -> None:
+    def _end_alone(self, first: Callable[[], None]) -> None:
+        first()
         if self._call is not None:
             self._call = replace(self._call, backend=SYNC)
             run_sync(self.end(None))
@@ -222,6 +259,9 @@ class LlmCall:
         call = call.declare(costs=self._costs(bound))
         self._span = spans.start(self._engine.tracer, call.tool.name, _opening(self, call))
         call = replace(call, span=self._span, tracer=self._engine.tracer)
+        if self._span.is_recording() and spans.captures_content():
+            # A stream may be read when its run is over, and repeat what was redacted in that.
+            self._tells, self._secrets = True, live.keep()
         run = current_run.get()
         inside = run if run is not None and run.id == call.run.id else None
         try:
@@ -236,6 +276,7 @@ class LlmCall:
         except BaseException as error:
             self._busy.close()
             spans.end(self._span, {semconv.CALL_EXECUTED: False}, error)
+            live.drop(self._secrets)
             if inside is not None and isinstance(error, BudgetExceeded):
                 inside.doom(error)
             raise
@@ -290,8 +331,10 @@ class LlmCall:
                 self._record = await self._engine.ledger.end(self._call, self._claim, ended, spent)
         finally:
             self._busy.close()
+            self._record_output()
             _close_span(self, error)
             _measure(self, error)
+            live.drop(self._secrets)
 
     def _ended(self, error: BaseException | None) -> tuple[Ended, Spent]:
         """How it ended, and what is booked for it."""
@@ -382,6 +425,8 @@ def _close_span(self: LlmCall, error: BaseException | None) -> None:
     attributes: dict[str, AttributeValue] = {semconv.CALL_ID: self.id, semconv.CALL_EXECUTED: True}
     if self._record is not None:
         attributes[semconv.CALL_STATE] = self._record.state
+    if self._finish_reasons:
+        attributes[semconv.GEN_AI_RESPONSE_FINISH_REASONS] = self._finish_reasons
     usage, cost = self._usage, self._cost
     if usage is not None and cost is not None:
         attributes |= {

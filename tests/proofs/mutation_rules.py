@@ -65,6 +65,7 @@ _PRICES = "src/sagaspan/llm/prices.py"
 _READ_USAGE = "src/sagaspan/llm/responses.py"
 _DEMANDS = "src/sagaspan/llm/demands.py"
 _LLM = "src/sagaspan/_llm.py"
+_SAID = "src/sagaspan/_said.py"
 _HEADROOM = "src/sagaspan/_headroom.py"
 _TOLD = "src/sagaspan/_told.py"
 _CLIENTS = "adapters/sagaspan_functions/_clients.py"
@@ -105,6 +106,7 @@ _REQUESTS = "tests/llm/test_demands.py::"
 _METERING = "tests/llm/test_metering.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
+_CONTENT = "tests/adapters/functions/test_content.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -2426,5 +2428,32 @@ RULES: Final[tuple[Rule, ...]] = (
         old="{_OPEN} and not {_NOBODY_S}{within}",
         new="{_OPEN}{within}",
         tests=(_METERING + "test_nobody_has_to_decide_about_a_model_s_call",),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="What a model is asked and answers is told only under the content opt-in.",
+        file=_LLM,
+        old="if self._span.is_recording() and spans.captures_content():",
+        new="if self._span.is_recording():",
+        tests=(
+            _CONTENT + "test_without_the_opt_in_nothing_is_told",
+            _CONTENT + "test_nothing_is_read_without_the_opt_in",
+        ),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="What is redacted is taken out of what a model is asked and answers.",
+        file=_SAID,
+        old="live.scrubbed_data(_plain(data))",
+        new="_plain(data)",
+        tests=(_CONTENT + "test_what_is_redacted_in_a_run_is_redacted_of_what_is_said_in_it",),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="A stream that is read after its run repeats nothing that was redacted in that.",
+        file=_LLM,
+        old="True, live.keep()",
+        new="True, []",
+        tests=(_CONTENT + "test_what_is_redacted_in_a_run_is_redacted_of_what_is_said_in_it",),
     ),
 )
