@@ -517,6 +517,7 @@ class Guard:
         provider: str | None = None,
         demand: Demand | None = None,
         limit_output: bool = False,
+        operation: str = "chat",
     ) -> LlmCall:
         """A call of a model made by whatever client: ``with guard.llm_call("gpt-4o", input_tokens=900) as call: ...``.
 
@@ -531,12 +532,15 @@ class Guard:
             demand: all upper bounds together, instead of the two.
             limit_output: a request without a limit gets one if the budgets cannot pay for the longest answer; it must
                 be sent with ``call.output_limit``, unless that is None.
+            operation: what is asked for: ``"chat"``, ``"embeddings"``, ``"generate_content"``, ``"text_completion"``.
 
         Entering raises ``BudgetExceeded``; ``PolicyDenied`` for a model without a known price under a hard budget of
         money; ``RunClosed`` or ``StoreError``.
         """
         demand = demand or Demand(input_tokens=input_tokens, output_tokens=max_output_tokens)
-        return LlmCall(self._engine, self.prices, model, demand, provider=provider, limit_output=limit_output)
+        return LlmCall(
+            self._engine, self.prices, model, demand, provider=provider, limit_output=limit_output, operation=operation
+        )
 
     def llm(
         self,

@@ -65,6 +65,7 @@ _PRICES = "src/sagaspan/llm/prices.py"
 _READ_USAGE = "src/sagaspan/llm/responses.py"
 _DEMANDS = "src/sagaspan/llm/demands.py"
 _LLM = "src/sagaspan/_llm.py"
+_SAID = "src/sagaspan/_said.py"
 _HEADROOM = "src/sagaspan/_headroom.py"
 _TOLD = "src/sagaspan/_told.py"
 _APPROVAL_RULES = "src/sagaspan/ledger/approvals.py"
@@ -112,6 +113,7 @@ _REQUESTS = "tests/llm/test_demands.py::"
 _METERING = "tests/llm/test_metering.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
+_CONTENT = "tests/adapters/functions/test_content.py::"
 
 _APPROVALS = "tests/test_approvals.py::"
 _SHOWN = "tests/test_rendering.py::"
@@ -2676,5 +2678,60 @@ RULES: Final[tuple[Rule, ...]] = (
         old="({len(text)} characters, {whole})",
         new="({len(text)} characters)",
         tests=(_SHOWN + "test_a_long_value_is_its_head_its_tail_its_length_and_its_hash",),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="What is not metered is not sent under a hard budget of money.",
+        file=_LLM,
+        old="        if not engine.limits.caps_money(call):\n            return\n",
+        new="        if engine is not None:\n            return\n",
+        tests=(
+            _CLIENT + "test_what_is_not_counted_does_not_pass_a_hard_budget_of_money",
+            _CLIENT + "test_a_websocket_is_not_opened_under_a_hard_budget_of_money",
+            _CLIENT + "test_anthropic_s_batches_are_not_counted",
+        ),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="A budget that was set elsewhere holds for what is not metered too.",
+        file=_LLM,
+        old="            await backend.io(engine.limits.reload)\n",
+        new="            pass\n",
+        tests=(_CLIENT + "test_a_budget_that_somebody_sets_meanwhile_holds_for_what_is_not_counted_too",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Nobody is asked to decide about a call of a model.",
+        file=_SQLITE,
+        old="{_OPEN} and not {_NOBODY_S}{within}",
+        new="{_OPEN}{within}",
+        tests=(_METERING + "test_nobody_has_to_decide_about_a_model_s_call",),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="What a model is asked and answers is told only under the content opt-in.",
+        file=_LLM,
+        old="if self._span.is_recording() and spans.captures_content():",
+        new="if self._span.is_recording():",
+        tests=(
+            _CONTENT + "test_without_the_opt_in_nothing_is_told",
+            _CONTENT + "test_nothing_is_read_without_the_opt_in",
+        ),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="What is redacted is taken out of what a model is asked and answers.",
+        file=_SAID,
+        old="live.scrubbed_data(_plain(data))",
+        new="_plain(data)",
+        tests=(_CONTENT + "test_what_is_redacted_in_a_run_is_redacted_of_what_is_said_in_it",),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="A stream that is read after its run repeats nothing that was redacted in that.",
+        file=_LLM,
+        old="True, live.keep()",
+        new="True, []",
+        tests=(_CONTENT + "test_what_is_redacted_in_a_run_is_redacted_of_what_is_said_in_it",),
     ),
 )

@@ -143,7 +143,7 @@ def _call_items(store: Any, namespace: str | None) -> Iterator[Item]:
     for call in store.open_calls(_LIMIT, namespace=namespace):
         locks = held_by_call(store, call)
         if call.state is CallState.UNKNOWN and not call.declared_write and not locks:
-            continue  # in doubt, but nobody has to act on a read
+            continue  # in doubt, but nobody has to act on what declares no write
         why = _CALLS.get(call.state) or _abandoned(store, call) or _queued(store, call)
         if why is not None:
             read = call.state is CallState.RUNNING and not call.declared_write

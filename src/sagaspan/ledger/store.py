@@ -336,7 +336,10 @@ class Store(Protocol):
         """Calls whose id, key or idempotency key starts with ``prefix``; that of exactly this id alone."""
 
     def open_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
-        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first."""
+        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first.
+
+        Reads and calls of models in doubt are settled, unless they keep a lock: nobody has anything to decide of them.
+        """
 
     def list_calls(
         self, *, states: Sequence[CallState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0

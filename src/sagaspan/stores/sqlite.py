@@ -181,6 +181,8 @@ _OPEN: Final = (
     "'scheduled')"
 )
 """As the partial index ``calls_open`` says it, so that it is used."""
+_NOBODY_S: Final = "(state = 'unknown' and coalesce(effect, '') = 'read' and locks is null)"
+"""A read or a call of a model in doubt: it changed nothing, and what it may have cost is booked."""
 
 # From one to the next along the primary key: as many steps as there are namespaces, however many runs.
 _NAMESPACES: Final = """
@@ -496,9 +498,12 @@ class SqliteStore:
         return exact or self._calls(where, (*[_glob(prefix)] * 3, *of, limit))
 
     def open_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
-        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first."""
+        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first.
+
+        Reads and calls of models in doubt are settled, unless they keep a lock: nobody has anything to decide of them.
+        """
         within, of = _within(namespace)
-        return self._calls(f"{_OPEN}{within} order by seq desc limit ?", (*of, limit))
+        return self._calls(f"{_OPEN} and not {_NOBODY_S}{within} order by seq desc limit ?", (*of, limit))
 
     def lease_of(self, owner: str) -> LeaseRecord | None:
         """The lease of this owner, or None if it never had one."""
