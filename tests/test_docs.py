@@ -11,6 +11,7 @@ import pytest
 
 from sagaspan import semconv
 from sagaspan.cli import cli
+from sagaspan.ledger.approvals import APPROVAL_TABLE
 from sagaspan.ledger.transitions import CALL_TABLE, RUN_TABLE
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -43,6 +44,7 @@ def _commands(command: click.Command, name: str, parent: click.Context | None = 
 
 GENERATED = {
     ("concepts.md", "call states"): lambda: _transitions(dict(CALL_TABLE)),
+    ("approvals.md", "approval states"): lambda: _transitions(dict(APPROVAL_TABLE)),
     ("concepts.md", "run states"): lambda: _transitions(dict(RUN_TABLE)),
     ("telemetry.md", "names"): _names,
     ("cli.md", "commands"): lambda: "\n".join(_commands(cli, "sagaspan")).rstrip(),

@@ -84,7 +84,8 @@ def test_a_guard(fields: dict[str, Any], sentence: str) -> None:
         ({"timeout": "30s"}, "'timeout' takes a number of seconds above 0, got '30s'"),
         ({"not_applied": "ValueError"}, "'not_applied' takes an exception type, or several"),
         ({"marks_sending": 1}, "'marks_sending' takes True or False, got 1"),
-        ({"approve": "amount > 5"}, "'approve' takes only False for now"),
+        ({"approve": 5}, "'approve' takes True, False, a CEL expression"),
+        ({"approve": "amout > 5"}, "did you mean amount"),
     ],
 )
 def test_a_policy(guard: Guard, fields: dict[str, Any], sentence: str) -> None:

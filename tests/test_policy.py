@@ -32,7 +32,7 @@ from sagaspan.adapters import PolicyBook
         ({"repeat": "never"}, "field 'repeat'"),
         ({"not_applied": (int,)}, "field 'not_applied'"),
         ({"error_means": "maybe"}, "field 'error_means'"),
-        ({"approve": True}, "field 'approve'"),
+        ({"approve": 1.5}, "field 'approve'"),
     ],
 )
 def test_wrong_fields_are_refused_in_plain_words(guard: Guard, fields: dict[str, Any], sentence: str) -> None:

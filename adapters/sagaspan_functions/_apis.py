@@ -14,27 +14,37 @@ from sagaspan.llm.demands import chat_demand, embeddings_demand, messages_demand
 class Api:
     """One way to ask a model. ``limit`` is the argument that limits its answer, None if there is nothing to limit.
 
-    ``asks_for_usage``: a stream only says what it used if the request asks for that.
+    ``asks_for_usage``: a stream only says what it used if the request asks for that. ``operation``: what that is called
+    in OpenTelemetry.
     """
 
     demand: Callable[[Mapping[str, Any]], Demand]
     limit: str | None
     asks_for_usage: bool = False
+    operation: str = "chat"
 
 
 APIS: Final = {
     "/chat/completions": Api(demand=chat_demand, limit="max_completion_tokens", asks_for_usage=True),
     "/responses": Api(demand=responses_demand, limit="max_output_tokens"),
-    "/embeddings": Api(demand=embeddings_demand, limit=None),
+    "/embeddings": Api(demand=embeddings_demand, limit=None, operation="embeddings"),
     "/v1/messages": Api(demand=messages_demand, limit="max_tokens"),
 }
 """By the end of the address, as the SDKs write it."""
 
 _UNCOUNTED: Final = (
-    "/completions", "/images/generations", "/images/edits", "/images/variations", "/audio/speech",
-    "/audio/transcriptions", "/audio/translations", "/batches", "/videos", "/runs", "/v1/complete",
+    "/completions", "/complete", "/images/generations", "/images/edits", "/images/variations", "/audio/speech",
+    "/audio/transcriptions", "/audio/translations", "/audio/voices", "/videos", "/videos/edits", "/videos/extensions",
+    "/videos/characters", "/videos/*/remix", "/batches", "/responses/compact", "/threads/runs", "/threads/*/runs",
+    "/threads/*/runs/*/submit_tool_outputs", "/evals/*/runs", "/fine_tuning/jobs", "/fine_tuning/jobs/*/resume",
+    "/graders/run", "/containers", "/vector_stores", "/realtime/calls", "/realtime/calls/*/accept",
+    "/realtime/sessions", "/realtime/transcription_sessions", "/realtime/client_secrets",
+    "/realtime/translations/client_secrets", "/live/sessions", "/live/sessions/*/accept", "/live/sessions/*/fork",
+    "/chatkit/sessions", "/agents/sessions", "/agents/sessions/*/events", "/agents/automations",
+    "/agents/automations/*/resume", "/agents/automations/*/invocations", "/decisions", "/v1/sessions",
+    "/v1/sessions/*/events", "/v1/deployments", "/v1/deployments/*/run", "/v1/deployments/*/unpause", "/v1/dreams",
 )  # fmt: skip
-"""What costs money as well, and is sent as it is."""
+"""What costs money as well, and is not metered, by the end of the address; ``*`` is an id."""
 
 _HOSTS: Final = {
     "api.openai.com": "openai", "api.anthropic.com": "anthropic", "openrouter.ai": "openrouter",
@@ -53,9 +63,18 @@ def api_of(url: str) -> Api | None:
     return next((api for end, api in APIS.items() if path.endswith(end)), None)
 
 
-def is_uncounted(url: str) -> bool:
-    """Whether a request to ``url`` costs money that nobody here counts."""
-    return api_of(url) is None and url.partition("?")[0].endswith(_UNCOUNTED)
+def uncounted(url: str) -> str | None:
+    """Which addresses ``url`` is one of that cost money and are not metered; None if it is none of them."""
+    path = url.partition("?")[0]
+    if api_of(path) is not None:
+        return None
+    return next((end for end in _UNCOUNTED if _ends(path, end)), None)
+
+
+def _ends(path: str, end: str) -> bool:
+    segments, wanted = path.split("/"), end.split("/")[1:]
+    last = segments[-len(wanted) :]
+    return len(last) == len(wanted) and all(want in ("*", found) for found, want in zip(last, wanted, strict=True))
 
 
 def provider_of(client: Any) -> str | None:

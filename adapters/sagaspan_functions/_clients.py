@@ -53,6 +53,21 @@ def _is_cached(kind: Any, name: str) -> bool:
     return isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
 
 
+def _without_websockets(kind: Any) -> Any:
+    """``kind``, which looks before it opens a WebSocket: OpenAI's APIs that can all read this, and none is metered."""
+
+    def get(self: Any) -> Any:
+        Exchange(vars(self)[_GUARD], self).let_by("connections by WebSocket")
+        return vars(self).get("websocket_base_url")
+
+    def keep(self: Any, url: Any) -> None:
+        vars(self)["websocket_base_url"] = url
+
+    if hasattr(kind, "realtime"):
+        kind.websocket_base_url = property(get, keep)
+    return kind
+
+
 @functools.cache
 def _guarded_type(kind: Any) -> Any:
     is_async = bool(_is_async(kind))
@@ -102,4 +117,4 @@ def _guarded_type(kind: Any) -> Any:
             exchange = exchange_in_force()
             return await super()._prepare_options(options if exchange is None else await exchange.areserve(options))
 
-    return named_as(Asynchronous if is_async else Synchronous, kind)
+    return _without_websockets(named_as(Asynchronous if is_async else Synchronous, kind))

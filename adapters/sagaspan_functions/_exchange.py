@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sagaspan import Guard, NotApplied
 from sagaspan.adapters import LlmCall
-from sagaspan_functions._apis import Api, api_of, is_uncounted, limit_name, provider_of
+from sagaspan_functions._apis import Api, api_of, limit_name, provider_of, uncounted
 from sagaspan_functions._meter import Meter, metered, settle
 
 _log = logging.getLogger("sagaspan")
@@ -40,6 +40,7 @@ class Exchange:
         self._arguments: dict[str, Any] = {}
         self._hides_usage = False
         self._reserved: LlmCall | None = None
+        self._by: str | None = None
 
     # -- before it is sent ---------------------------------------------------------------------------------------
 
@@ -47,35 +48,63 @@ class Exchange:
         """Reserve what an attempt with these ``options`` may cost; the options to send it with."""
         call = self._call_of(options)
         if call is None:
+            if self._by:
+                self.let_by(self._by)
             return options
         self.unsent()
-        self._reserved = call.__enter__()
+        self._reserved = self._told(call.__enter__())
         return self._completed(options, call)
 
     async def areserve(self, options: Any) -> Any:
         """As ``reserve``, in a running loop."""
         call = self._call_of(options)
         if call is None:
+            if self._by:
+                await self.alet_by(self._by)
             return options
         await self.aunsent()
-        self._reserved = await call.__aenter__()
+        self._reserved = self._told(await call.__aenter__())
         return self._completed(options, call)
 
     def _call_of(self, options: Any) -> LlmCall | None:
-        self._api = api_of(str(options.url)) if str(options.method).lower() == "post" else None
-        if self._api is None and str(options.method).lower() == "post" and is_uncounted(str(options.url)):
-            _warn(str(options.url))
-        if self._api is None or not isinstance(options.json_data, dict):
-            self._api = None
+        """The call to meter; None if there is none, and then ``_by`` is what costs money all the same."""
+        self._api, self._by = None, None
+        self._arguments = options.json_data if isinstance(options.json_data, dict) else {}
+        url = str(options.url)
+        if str(options.method).lower() != "post":
             return None
-        self._arguments = {**options.json_data, **(getattr(options, "extra_json", None) or {})}
-        return self._make_call(self._api)
+        api = api_of(url)
+        if api is None or not isinstance(options.json_data, dict):
+            # A body in bytes goes to a model unread.
+            place = uncounted(url) if api is None else f"{url.partition('?')[0]} with a body that is not read"
+            self._by = place and f"requests to {place}"
+            return None
+        self._api = api
+        self._arguments = {**self._arguments, **(getattr(options, "extra_json", None) or {})}
+        return self._make_call(api)
 
     def _make_call(self, api: Api) -> LlmCall:
         return self._guard.llm_call(
-            str(self._arguments.get("model") or "unknown"), demand=api.demand(self._arguments),
-            provider=provider_of(self._client), limit_output=api.limit is not None,
+            self._model, demand=api.demand(self._arguments), provider=provider_of(self._client),
+            limit_output=api.limit is not None, operation=api.operation,
         )  # fmt: skip
+
+    @property
+    def _model(self) -> str:
+        return str(self._arguments.get("model") or "unknown")
+
+    def let_by(self, what: str) -> None:
+        """Send ``what`` without counting it; raises ``PolicyDenied`` where a hard budget of money holds."""
+        self._uncounted().let_by(what)
+        _warn(what)
+
+    async def alet_by(self, what: str) -> None:
+        """As ``let_by``, in a running loop."""
+        await self._uncounted().alet_by(what)
+        _warn(what)
+
+    def _uncounted(self) -> LlmCall:
+        return self._guard.llm_call(self._model, provider=provider_of(self._client), operation="generate_content")
 
     def _completed(self, options: Any, call: LlmCall) -> Any:
         """``options`` with a limit that the budgets can pay for, and with the wish to be told what a stream used."""
@@ -116,16 +145,22 @@ class Exchange:
     def sent(self) -> LlmCall:
         """The call that is sent now; another one where an SDK sends an attempt twice, with fresh credentials."""
         call, self._reserved = self._reserved, None
-        return self._again().__enter__() if call is None else call
+        return self._told(self._again().__enter__()) if call is None else call
 
     async def asent(self) -> LlmCall:
         """As ``sent``, in a running loop."""
         call, self._reserved = self._reserved, None
-        return await self._again().__aenter__() if call is None else call
+        return self._told(await self._again().__aenter__()) if call is None else call
 
     def _again(self) -> LlmCall:
         assert self._api is not None  # noqa: S101 - it is metered
         return self._make_call(self._api)
+
+    def _told(self, call: LlmCall) -> LlmCall:
+        """``call``, which was told what it asks, for its span."""
+        if call.tells and call.operation == "chat":
+            call.messages(input=self._arguments)
+        return call
 
     def answered(self, call: LlmCall, response: Any) -> Any:
         """Settle ``call`` with the answer, or have it settled when that has been read."""
@@ -174,11 +209,11 @@ def in_force(exchange: Exchange) -> Iterator[None]:
 
 
 @functools.cache
-def _warn(url: str) -> None:
+def _warn(what: str) -> None:
     """Say it once; a budget that does not hold must not look as if it did."""
     _log.warning(
-        "requests to %s are sent, and counted in no budget; meter them yourself: with guard.llm_call(...)",
-        url,
+        "%s are sent, and counted in no budget; meter them yourself: with guard.llm_call(...)",
+        what,
     )
 
 

@@ -17,10 +17,11 @@ from typing import Any, Final
 from sagaspan import ConfigurationError
 from sagaspan.adapters import LlmCall
 from sagaspan.llm.streams import StreamUsage
+from sagaspan.llm.transcript import Transcript
 
 _METER: Final = "_sagaspan_meter"
 _BLANK: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+_SAYS: Final = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"')
 """Whether an event is worth parsing; in a text that the model wrote the quotes would be escaped."""
 
 
@@ -37,6 +38,7 @@ class Meter:
         self._is_stream = is_stream
         self._hides_usage = hides_usage
         self._said = StreamUsage()
+        self._transcript = Transcript() if is_stream and call.tells else None
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -59,20 +61,32 @@ class Meter:
 
     def _read(self, event: bytes) -> bool:
         """Read one event; whether nobody but us wanted it."""
-        if not _USAGE.search(event):
+        if self._transcript is None and not _SAYS.search(event):
             return False
         lines = (line.removeprefix(b"data:") for line in event.splitlines() if line.startswith(b"data:"))
         data = _parsed(b"\n".join(lines))
         if not isinstance(data, dict):
             return False
         self._said = self._said.after(data)
+        if self._transcript is not None:
+            self._note(self._transcript, data)
         return self._hides_usage and data.get("choices") == []
 
+    def _note(self, transcript: Transcript, data: dict[str, Any]) -> None:
+        try:
+            transcript.add(data)
+        except Exception:  # noqa: BLE001 - an event of another shape: what is only told must not break the stream
+            self._transcript = None
+
     def tell(self) -> None:
-        """Tell the call what it used, as far as the answer said it."""
+        """Tell the call what it used, and why it ended, as far as the answer said it."""
         if not self._is_stream:
             settle(self.call, _parsed(self._rest))
-        elif self._said.usage is not None:
+            return
+        reasons = self._said.finish_reasons
+        said = None if self._transcript is None else self._transcript.messages(reasons)
+        self.call.messages(output=said, finish_reasons=reasons)
+        if self._said.usage is not None:
             settle(self.call, self._said.usage)
         elif self._said.started is not None:
             # Anthropic says first what went in; what came out of a stream that was dropped nobody knows.
@@ -97,8 +111,8 @@ class Meter:
         """The answer is gone, and whoever noticed must not wait."""
         if not self.ended:
             self.ended = True
-            self.tell()
-            self.call.abandon()
+            # Not here: a collector comes in the middle of any line, one that holds a lock of ours too.
+            self.call.abandon(self.tell)
 
 
 def settle(call: LlmCall, answer: Any) -> None:

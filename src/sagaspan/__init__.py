@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sagaspan._rollback import Undone
     from sagaspan._run import Run
     from sagaspan._tool import Tool
+    from sagaspan.approvers import ApprovalRequest, Approve, Approver, Deny, Edit, Inbox
     from sagaspan.budget import Budget
     from sagaspan.exceptions import (
         ApprovalDenied,
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
         StoreUnavailable,
         ToolTimeout,
     )
-    from sagaspan.ledger.records import CallInfo, CallState, RunInfo, RunState
-    from sagaspan.policy import Policy, Retry
+    from sagaspan.ledger.records import ApprovalState, CallInfo, CallState, RunInfo, RunState
+    from sagaspan.policy import Approval, Policy, Retry
     from sagaspan.telemetry import configure_tracing
 
 _HOMES = {
@@ -65,9 +66,10 @@ _HOMES = {
     "sagaspan._probe": ("Applied", "Unsure"),
     "sagaspan._run": ("Run",),
     "sagaspan._tool": ("Tool",),
+    "sagaspan.approvers": ("ApprovalRequest", "Approve", "Approver", "Deny", "Edit", "Inbox"),
     "sagaspan.budget": ("Budget",),
-    "sagaspan.ledger.records": ("CallInfo", "CallState", "RunInfo", "RunState"),
-    "sagaspan.policy": ("Policy", "Retry"),
+    "sagaspan.ledger.records": ("ApprovalState", "CallInfo", "CallState", "RunInfo", "RunState"),
+    "sagaspan.policy": ("Approval", "Policy", "Retry"),
     "sagaspan.telemetry": ("configure_tracing",),
     "sagaspan.exceptions": (
         "ApprovalDenied", "ApprovalExpired", "ApprovalPending", "BudgetExceeded", "CallInProgress", "CircuitOpen",
@@ -82,9 +84,14 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Applied",
+    "Approval",
     "ApprovalDenied",
     "ApprovalExpired",
     "ApprovalPending",
+    "ApprovalRequest",
+    "ApprovalState",
+    "Approve",
+    "Approver",
     "Budget",
     "BudgetExceeded",
     "Call",
@@ -95,7 +102,10 @@ __all__ = [
     "CircuitOpen",
     "CompensationFailed",
     "ConfigurationError",
+    "Deny",
+    "Edit",
     "Guard",
+    "Inbox",
     "KeyConflict",
     "LockConflict",
     "LoopDetected",

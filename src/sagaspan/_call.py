@@ -15,7 +15,7 @@ from sagaspan._tool import Tool
 from sagaspan.amounts import Unit
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import CallKey, idempotency_headers
-from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord
+from sagaspan.ledger.records import ApprovalRecord, CallRecord, CallState, Phase, RunRecord
 
 if TYPE_CHECKING:
     from sagaspan.budget import Budget
@@ -37,11 +37,12 @@ class Declared:
     """What the layers want of the claim; the ledger writes all of it at once.
 
     ``costs`` are upper bounds of what the call uses, by unit (``sagaspan.amounts``); they are reserved of every budget
-    it must fit into.
+    it must fit into. ``approval`` is used up by the claim.
     """
 
     compensation: Compensation | None = None
     locks: tuple[str, ...] = ()
+    approval: ApprovalRecord | None = None
     costs: Mapping[str, int] = field(default_factory=lambda: _ONE_CALL)
 
 
@@ -57,6 +58,7 @@ class Call:
     ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
     whose body this one is made.
     ``secrets`` are the texts of what is redacted of it; ``former`` are the keys that the same call had before that.
+    ``edited`` is the request for approval whose arguments it has, instead of those it was called with.
     """
 
     id: str
@@ -85,6 +87,7 @@ class Call:
     sent_with: str | None = None
     secrets: tuple[str, ...] = ()
     former: tuple[CallKey, ...] = ()
+    edited: str | None = None
     span: Span = INVALID_SPAN
     tracer: Tracer = _NO_TRACER
     declared: Declared = Declared()

@@ -28,6 +28,7 @@ from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._told import remember_call
 from sagaspan._tool import Tool, check_handlers, expectation
+from sagaspan.approvers import Approver
 from sagaspan.budget import Budget
 from sagaspan.exceptions import (
     ApprovalPending,
@@ -47,16 +48,28 @@ from sagaspan.keys import (
     sent_scope,
 )
 from sagaspan.ledger import transitions
+from sagaspan.ledger.approvals import subject_of
+from sagaspan.ledger.desk import Desk
 from sagaspan.ledger.encryption import hides, is_locked
 from sagaspan.ledger.fail_open import FailOpen, Outage, may_run_unrecorded, unrecorded
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.ledger import Ledger
 from sagaspan.ledger.limits import Limits
-from sagaspan.ledger.records import SESSION, CallRecord, CallState, Phase, RunRecord, RunState, call_info
+from sagaspan.ledger.records import (
+    SESSION,
+    ApprovalRecord,
+    CallRecord,
+    CallState,
+    Phase,
+    RunRecord,
+    RunState,
+    call_info,
+)
 from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.loops import ALLOWED
+from sagaspan.middleware.approval import ApprovalMiddleware, EditsMiddleware
 from sagaspan.middleware.budget import BudgetMiddleware
 from sagaspan.middleware.loop import LoopMiddleware
 from sagaspan.middleware.replay import ReplayMiddleware
@@ -104,9 +117,11 @@ class Engine:
         budget: tuple[Budget, ...] = (),
         loop: int | Literal[False] = ALLOWED,
         codec: codecs.Codec | None = None,
+        approver: Approver | None = None,
     ) -> None:
         self._fail_open = fail_open
         self.codec = codec
+        self.approver = approver
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
@@ -138,7 +153,10 @@ class Engine:
         self.judge = Judge(store)
         self.lease = Lease(store)
         self.limits = Limits(store, self.namespace, self._budgets)
-        self._ledger = Ledger(store, judge=self.judge, lease=self.lease, find_probe=self.find_probe, limits=self.limits)
+        self._ledger = Ledger(
+            store, judge=self.judge, lease=self.lease, find_probe=self.find_probe, limits=self.limits,
+            is_about=self._is_about,
+        )  # fmt: skip
         self.lease.forked.append(self._begin_again)
         self._session: RunRecord | None = None
         if self.codec is not None:
@@ -152,9 +170,13 @@ class Engine:
         layers: list[Middleware] = [
             TelemetryMiddleware(self.tracer),
             *self._middleware,
+            EditsMiddleware(),
             LoopMiddleware(self.loop),
             ReplayMiddleware(endpoint.serve),
             BudgetMiddleware(),
+            ApprovalMiddleware(
+                Desk(self.store, self.digest, self.approver), endpoint.serve, self._plain_of, self.limits.look
+            ),
             SagaMiddleware(self.compensation_for, self.lock_names),
             *self._innermost,
         ]
@@ -544,6 +566,19 @@ class Engine:
             plain = tool.redaction.arguments(plain, hide)
         return plain, tuple(found)
 
+    def _plain_of(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as JSON data, as they are recorded."""
+        if tool.redaction is None:
+            with contextlib.suppress(codecs.SecretFound):
+                return _plain(tool, arguments)
+        return self._redacted(tool, arguments)[0]
+
+    def _is_about(self, call: Call, approval: ApprovalRecord) -> bool:
+        """Whether ``approval`` is of the arguments that the body of ``call`` gets, as they are now."""
+        plain = self._plain_of(call.tool, call.arguments)
+        subject = subject_of(namespace=approval.namespace, scope=approval.scope, tool=call.tool.name, arguments=plain)
+        return self.digest(subject) == approval.digest and codecs.dump(plain) == call.encoded
+
     def _keyed_hide(self, tool: Tool) -> codecs.Hide:
         seal = self.store.seal
         if tool.redaction is not None:
@@ -664,6 +699,17 @@ class Engine:
             finally:
                 self.store, self.outage, self.judge, self.lease, self.limits, self._ledger, self._session = mine
                 self._fold()
+
+    @contextlib.contextmanager
+    def with_approver(self, approver: Approver | None) -> Iterator[None]:
+        """Ask ``approver`` within the block."""
+        mine, self.approver = self.approver, approver
+        self._fold()
+        try:
+            yield
+        finally:
+            self.approver = mine
+            self._fold()
 
     @contextlib.contextmanager
     def with_innermost(self, layer: Middleware) -> Iterator[None]:

@@ -21,6 +21,7 @@ from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._accounts import Accounts
 from sagaspan._adapters import find_adapter
+from sagaspan._approvals import Approvals
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
 from sagaspan._checks import check_choice, check_codec, check_flag, check_mapping, check_name, check_seconds, described
@@ -40,6 +41,7 @@ from sagaspan._tool import MARK, Tool, tool_behind, tool_of
 from sagaspan._undo import compensate
 from sagaspan._usage import Spending, spending_of, usage_by
 from sagaspan._views import Calls, Runs
+from sagaspan.approvers import ApprovalRequest, Approver, approver_of
 from sagaspan.budget import Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import fingerprint
@@ -70,6 +72,10 @@ class Guard:
         budgets: of scopes and globs of them, such as ``{"user:*": "20 USD/day"}``: each user has their own.
         prices: of models, over those that come along: ``{"my-model": {"input": 2.5, "output": 10}}`` in US dollars
             per million tokens, or the path of a TOML file with ``[prices]``.
+        approver: who is asked about calls with ``approve=``: a function of the ``ApprovalRequest``, sync or async, that
+            gives ``Approve()``, ``Deny("reason")``, ``Edit({...})``, True or False (anything else refuses); an
+            ``Approver``; ``"console"``, ``"inbox"``, ``"auto-approve"`` or ``"auto-deny"``. None: the console if
+            somebody is there, else the inbox, which says so in the log.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
@@ -97,6 +103,7 @@ class Guard:
         namespace: str = "default",
         on_interrupt: OnInterrupt | None = None,
         codec: codecs.Codec | None = None,
+        approver: Approver | Callable[[ApprovalRequest], Any] | str | None = None,
         fail_open: bool | None = None,
         require_run: bool = False,
         migrate: Migrate = "auto",
@@ -135,6 +142,7 @@ class Guard:
             budgets=BudgetBook({**(budgets or {}), **file.get("budgets", {})}),
             fail_open=defaults.fail_open,
             codec=codec,
+            approver=approver_of(approver),
         )
         self._engine.at_first_end = self._warn_of_unused
 
@@ -467,14 +475,23 @@ class Guard:
         return current_call.get()
 
     @contextlib.contextmanager
-    def override(self, *, store: str | Store) -> Iterator[Self]:
-        """Work on another ``store`` within the block, in all threads; for tests of what uses this guard.
+    def override(
+        self,
+        *,
+        store: str | Store | None = None,
+        approver: Approver | Callable[[ApprovalRequest], Any] | str | None = None,
+    ) -> Iterator[Self]:
+        """Work on another ``store``, or with another ``approver``, within the block; for tests of what uses this guard.
 
         Its tools, policies and layers stay. The other store is closed at the end. Raises ``ConfigurationError`` while a
         run of this guard is open.
         """
-        other = self._connect(store) if isinstance(store, str) else store
-        with self._engine.on_another_store(other):
+        with contextlib.ExitStack() as stack:
+            if approver is not None:
+                stack.enter_context(self._engine.with_approver(approver_of(approver)))
+            if store is not None:
+                other = self._connect(store) if isinstance(store, str) else store
+                stack.enter_context(self._engine.on_another_store(other))
             yield self
 
     # -- budgets -------------------------------------------------------------------------------------------------
@@ -500,6 +517,7 @@ class Guard:
         provider: str | None = None,
         demand: Demand | None = None,
         limit_output: bool = False,
+        operation: str = "chat",
     ) -> LlmCall:
         """A call of a model made by whatever client: ``with guard.llm_call("gpt-4o", input_tokens=900) as call: ...``.
 
@@ -514,12 +532,15 @@ class Guard:
             demand: all upper bounds together, instead of the two.
             limit_output: a request without a limit gets one if the budgets cannot pay for the longest answer; it must
                 be sent with ``call.output_limit``, unless that is None.
+            operation: what is asked for: ``"chat"``, ``"embeddings"``, ``"generate_content"``, ``"text_completion"``.
 
         Entering raises ``BudgetExceeded``; ``PolicyDenied`` for a model without a known price under a hard budget of
         money; ``RunClosed`` or ``StoreError``.
         """
         demand = demand or Demand(input_tokens=input_tokens, output_tokens=max_output_tokens)
-        return LlmCall(self._engine, self.prices, model, demand, provider=provider, limit_output=limit_output)
+        return LlmCall(
+            self._engine, self.prices, model, demand, provider=provider, limit_output=limit_output, operation=operation
+        )
 
     def llm(
         self,
@@ -596,6 +617,11 @@ class Guard:
     def budgets(self) -> Accounts:
         """What is used of the budgets of this namespace, and whether that is what its calls say."""
         return Accounts(self._store, self._engine.namespace)
+
+    @property
+    def approvals(self) -> Approvals:
+        """What waits for approval in this namespace, and deciding it."""
+        return Approvals(self._store, self._engine.namespace, self._engine.digest)
 
     @property
     def calls(self) -> Calls:

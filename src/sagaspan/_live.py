@@ -32,6 +32,14 @@ def hold(values: Iterable[str]) -> list[str]:
     return forms
 
 
+def keep() -> list[str]:
+    """Look on for all that is looked for now; returns what to ``drop`` later."""
+    with _lock:
+        forms = list(_live)
+        _live.update(forms)
+    return forms
+
+
 def drop(forms: Iterable[str]) -> None:
     """Look for them no more, as often as they were held."""
     with _lock:

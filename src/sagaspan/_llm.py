@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from types import TracebackType
@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
 
+from sagaspan import _live as live
 from sagaspan import _metrics as metrics
 from sagaspan import _reaper as reaper
+from sagaspan import _said as said
 from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
+from sagaspan._checks import check_choice
 from sagaspan._clock import now_us
 from sagaspan._context import current_run
 from sagaspan._headroom import affordable_output
@@ -52,14 +55,18 @@ _MOST_OUTPUT: Final = 1_000_000
 
 
 _COUNTS: Final = tuple(field.name for field in fields(Usage))
+OPERATIONS: Final = (
+    semconv.OPERATION_CHAT, semconv.OPERATION_EMBEDDINGS, semconv.OPERATION_GENERATE, semconv.OPERATION_COMPLETE,
+)  # fmt: skip
+"""What a model can be asked for, in OpenTelemetry's words."""
 
 
 @functools.lru_cache(10_000)
-def _tool_of(model: str) -> Tool:
+def _tool_of(operation: str, model: str) -> Tool:
     def ask() -> None:
         """The body of a model's call is its client."""
 
-    return tool_of(ask, name=semconv.SPAN_CHAT.format(model=model), policy=_POLICY)
+    return tool_of(ask, name=semconv.SPAN_MODEL.format(operation=operation, model=model), policy=_POLICY)
 
 
 class LlmCall:
@@ -80,8 +87,11 @@ class LlmCall:
         *,
         provider: str | None = None,
         limit_output: bool = False,
+        operation: str = semconv.OPERATION_CHAT,
     ) -> None:
+        check_choice("operation", operation, OPERATIONS)
         self.model = model
+        self.operation = operation
         self.provider = provider
         self.demand = demand
         self.output_limit: int | None = None
@@ -98,6 +108,10 @@ class LlmCall:
         self._busy = ExitStack()
         self._is_over = False
         self._span: Span = INVALID_SPAN
+        self._tells = False
+        self._secrets: list[str] = []
+        self._output: Any = None
+        self._finish_reasons: tuple[str, ...] = ()
 
     # -- what users do -----------------------------------------------------------------------------------------
 
@@ -123,6 +137,8 @@ class LlmCall:
 
         It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``.
         """
+        if response is not None:
+            self.messages(output=response, finish_reasons=said.reasons(response))
         usage = Usage(**counts) if response is None else read_usage(response)
         if usage is None:
             raise ConfigurationError(
@@ -131,6 +147,34 @@ class LlmCall:
             )
         self._usage, self._cost = usage, self._prices.price_of(self.model, usage, self.provider)
         return self._cost
+
+    @property
+    def tells(self) -> bool:
+        """Whether what is asked and answered goes on the span: the user opted in to content, and somebody listens."""
+        return self._tells
+
+    def messages(self, *, input: Any = None, output: Any = None, finish_reasons: Sequence[str] = ()) -> None:  # noqa: A002
+        """Say in the block what was asked and answered, for the span; what ``settle(response)`` sees it says itself.
+
+        Args:
+            input: the arguments of the SDK's call as a dict, its messages, or a text.
+            output: the provider's response, messages in OpenTelemetry's or a provider's shape, or a text.
+            finish_reasons: why the model stopped, one a choice.
+
+        Recorded only under OpenTelemetry's content opt-in, but for ``finish_reasons``; else nothing is even read.
+        """
+        self._finish_reasons = tuple(finish_reasons) or self._finish_reasons
+        if self._tells and input is not None:
+            said.record_input(self._span, input)
+        if self._tells and output is not None:
+            self._output = output
+            if not reaper.in_collection():  # else when it is settled, by another thread
+                self._record_output()
+
+    def _record_output(self) -> None:
+        output, self._output = self._output, None
+        if output is not None:
+            said.record_output(self._span, output)
 
     def __enter__(self) -> Self:
         run_sync(self.begin(SYNC))
@@ -161,15 +205,46 @@ class LlmCall:
         reaper.be_ready()
         self._busy.close()
 
-    def abandon(self) -> None:
-        """Settle it from a finalizer: soon, and from another thread."""
+    def abandon(self, first: Callable[[], None] = lambda: None) -> None:
+        """Settle it from a finalizer: soon, and from another thread, which calls ``first`` before."""
         if self._claim is not None:
-            reaper.leave(self._end_alone)
+            reaper.leave(functools.partial(self._end_alone, first))
 
-    def _end_alone(self) -> None:
+    def _end_alone(self, first: Callable[[], None]) -> None:
+        first()
         if self._call is not None:
             self._call = replace(self._call, backend=SYNC)
             run_sync(self.end(None))
+
+    def let_by(self, what: str) -> None:
+        """Let requests by that this call cannot meter: ``what`` says which, for people.
+
+        Raises ``PolicyDenied`` where a hard budget of money holds, which it would escape; and as entering does.
+        """
+        run_sync(self._let_by(what, SYNC))
+
+    async def alet_by(self, what: str) -> None:
+        """As ``let_by``, in a running loop."""
+        await self._let_by(what, ASYNCIO)
+
+    async def _let_by(self, what: str, backend: Backend) -> None:
+        engine, call = self._engine, self._make_call(backend)
+        try:
+            # Nothing is claimed, so nothing would notice a budget that another process has set meanwhile.
+            await backend.io(engine.limits.reload)
+        except StoreUnavailable:
+            if engine.outage is None or engine.limits.caps_money(call):
+                raise
+        if not engine.limits.caps_money(call):
+            return
+        error = PolicyDenied(
+            f"{what} are not sent: nobody here counts what they cost, and a hard budget of money holds. Use a client "
+            "that is not guarded, within `with guard.llm_call(MODEL, ...) as call:` and with call.settle(...); or give "
+            "the run a soft budget (hard=False)"
+        )
+        span = spans.start(engine.tracer, call.tool.name, _opening(self, call))
+        spans.end(span, {semconv.CALL_EXECUTED: False}, error)
+        raise error
 
     # -- the two ends --------------------------------------------------------------------------------------------
 
@@ -184,6 +259,9 @@ class LlmCall:
         call = call.declare(costs=self._costs(bound))
         self._span = spans.start(self._engine.tracer, call.tool.name, _opening(self, call))
         call = replace(call, span=self._span, tracer=self._engine.tracer)
+        if self._span.is_recording() and spans.captures_content():
+            # A stream may be read when its run is over, and repeat what was redacted in that.
+            self._tells, self._secrets = True, live.keep()
         run = current_run.get()
         inside = run if run is not None and run.id == call.run.id else None
         try:
@@ -198,6 +276,7 @@ class LlmCall:
         except BaseException as error:
             self._busy.close()
             spans.end(self._span, {semconv.CALL_EXECUTED: False}, error)
+            live.drop(self._secrets)
             if inside is not None and isinstance(error, BudgetExceeded):
                 inside.doom(error)
             raise
@@ -217,7 +296,7 @@ class LlmCall:
 
     def _make_call(self, backend: Backend) -> Call:
         arguments = {"model": self.model, "input_tokens": self.demand.input_tokens, "output_tokens": self.most_output}
-        return self._engine.make_model_call(_tool_of(self.model), self.model, arguments, backend)
+        return self._engine.make_model_call(_tool_of(self.operation, self.model), self.model, arguments, backend)
 
     async def _limit(self, backend: Backend) -> None:
         """Limit the answer to what the budgets can pay for, where that is less than the model may give."""
@@ -252,8 +331,10 @@ class LlmCall:
                 self._record = await self._engine.ledger.end(self._call, self._claim, ended, spent)
         finally:
             self._busy.close()
+            self._record_output()
             _close_span(self, error)
             _measure(self, error)
+            live.drop(self._secrets)
 
     def _ended(self, error: BaseException | None) -> tuple[Ended, Spent]:
         """How it ended, and what is booked for it."""
@@ -323,11 +404,11 @@ def _told(usage: Usage) -> dict[str, Any]:
 
 def _opening(self: LlmCall, call: Call) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
-        semconv.GEN_AI_OPERATION_NAME: semconv.OPERATION_CHAT,
+        semconv.GEN_AI_OPERATION_NAME: self.operation,
         semconv.GEN_AI_REQUEST_MODEL: self.model,
         semconv.RUN_ID: call.run.id,
         semconv.RUN_NAME: call.run.name,
-        semconv.OPENINFERENCE_SPAN_KIND: "LLM",
+        semconv.OPENINFERENCE_SPAN_KIND: "EMBEDDING" if self.operation == semconv.OPERATION_EMBEDDINGS else "LLM",
     }
     optional: tuple[tuple[str, AttributeValue | None], ...] = (
         (semconv.GEN_AI_PROVIDER_NAME, self.provider),
@@ -344,6 +425,8 @@ def _close_span(self: LlmCall, error: BaseException | None) -> None:
     attributes: dict[str, AttributeValue] = {semconv.CALL_ID: self.id, semconv.CALL_EXECUTED: True}
     if self._record is not None:
         attributes[semconv.CALL_STATE] = self._record.state
+    if self._finish_reasons:
+        attributes[semconv.GEN_AI_RESPONSE_FINISH_REASONS] = self._finish_reasons
     usage, cost = self._usage, self._cost
     if usage is not None and cost is not None:
         attributes |= {
@@ -361,7 +444,7 @@ def _close_span(self: LlmCall, error: BaseException | None) -> None:
 @spans.harmless(None)
 def _measure(self: LlmCall, error: BaseException | None) -> None:
     attributes: dict[str, AttributeValue] = {
-        semconv.GEN_AI_OPERATION_NAME: semconv.OPERATION_CHAT, semconv.GEN_AI_REQUEST_MODEL: self.model,
+        semconv.GEN_AI_OPERATION_NAME: self.operation, semconv.GEN_AI_REQUEST_MODEL: self.model,
     }  # fmt: skip
     if self.provider is not None:
         attributes[semconv.GEN_AI_PROVIDER_NAME] = self.provider

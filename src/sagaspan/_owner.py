@@ -222,6 +222,29 @@ def _read(path: str) -> str:
 fork.hooks(in_child=_forget)
 
 
+def os_user() -> str:
+    """The user as whom the operating system runs this process, whatever the environment says."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.getuid()).pw_name
+    except (ImportError, KeyError):  # no such thing on this system, or a container whose user has no name
+        return f"uid {os.getuid()}" if hasattr(os, "getuid") else user_name()
+
+
+def os_groups() -> tuple[str, ...]:
+    """The names of the groups of this process."""
+    try:
+        import grp
+    except ImportError:
+        return ()
+    found = set()
+    for number in {os.getegid(), *os.getgroups()}:
+        with contextlib.suppress(KeyError):
+            found.add(grp.getgrgid(number).gr_name)
+    return tuple(sorted(found))
+
+
 def user_name() -> str:
     """The user of this process, for what the audit trail says of a person's decision."""
     try:

@@ -35,7 +35,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger("sagaspan")
-_MAX_CONTENT: Final = 4096
+MAX_CONTENT: Final = 4096
+"""Characters of one attribute with content."""
 _NO_SPAN: Span = INVALID_SPAN
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
@@ -153,7 +154,7 @@ def captures_content() -> bool:
 
 def content(text: str) -> str:
     """Content as it goes on a span: at most 4096 characters."""
-    return text if len(text) <= _MAX_CONTENT else text[: _MAX_CONTENT - 1] + "…"
+    return text if len(text) <= MAX_CONTENT else text[: MAX_CONTENT - 1] + "…"
 
 
 def traceparent_of(span: Span) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 from sagaspan._checks import check_name, signature_of
 from sagaspan._compensation import Compensation, compensation_of, is_async_callable, name_of
 from sagaspan._cost import Cost, cost_of
+from sagaspan._gates import Gate, gates_for
 from sagaspan._probe import Probe, probe_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.expressions import Expression
@@ -49,6 +50,7 @@ class Tool:
     lock_expression: Expression | None = None
     probe: Probe | None = None
     cost: Cost | None = None
+    gates: tuple[Gate, ...] = ()
     suspends: tuple[type[BaseException], ...] = ()
     send: Callable[[Mapping[str, Any]], Any] | None = None
     redaction: Redaction | None = None
@@ -153,6 +155,7 @@ def tool_of(
         lock_expression=_expression(policy.lock, "lock", parameters, where),
         probe=_probe(policy, parameters, where),
         cost=cost_of(policy.cost, parameters, where=where),
+        gates=gates_for(policy, parameters, where),
         suspends=suspends,
         send=send,
         redaction=redaction,
@@ -181,8 +184,9 @@ def _check_policy(name: str, policy: Policy, function: Callable[..., Any]) -> No
         )
     if policy.effect == "irreversible" and policy.approve is None and not (policy.defer or policy.pivot):
         raise ConfigurationError(
-            f"tool {name!r} is irreversible: nothing can undo it, so it says defer=True to wait for the end of its "
-            "run, pivot=True if its run only goes forward after it, or approve=False itself if nobody need be asked"
+            f"tool {name!r} is irreversible: nothing can undo it, so it says approve=True to have somebody asked, "
+            "defer=True to wait for the end of its run, pivot=True if its run only goes forward after it, or "
+            "approve=False itself if nobody need be asked"
         )
     if policy.pivot and (why := _no_pivot(policy)) is not None:
         raise ConfigurationError(f"tool {name!r} has pivot=True and {why}")

@@ -78,7 +78,10 @@ class Calls:
         limit: int = 100,
         offset: int = 0,
     ) -> list[CallInfo]:
-        """Calls of the states ``status``, newest first; without it those that are not settled (``open=False``: all)."""
+        """Calls of the states ``status``, newest first; without it those that are not settled (``open=False``: all).
+
+        A read or a call of a model in doubt is settled: what it may have cost is booked, and nobody decides about it.
+        """
         _check_page(limit, offset)
         if open and not status:
             found = self._store.open_calls(limit + offset, namespace=self._namespace)[offset:]

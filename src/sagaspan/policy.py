@@ -64,6 +64,38 @@ class Retry(DeclaredModel):
         return longest * random() if self.jitter else longest
 
 
+class Approval(DeclaredModel):
+    """Who must approve, how many, and how long they have; for ``approve=``. ``expires_in`` are seconds (24 h).
+
+    ``approvers`` different people must agree. With ``four_eyes``, or more than one of them, none may be who asked, for
+    whom the run works, or who runs the call. Each must have one of ``roles``, if there are any.
+    """
+
+    approvers: Annotated[int, Field(ge=1, description="a whole number from 1 on")] = 1
+    roles: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+        Field(description="names of roles, in a list"),
+    ] = ()
+    four_eyes: Flag = False
+    expires_in: Seconds = 24 * 3600.0
+
+    def with_(self, other: Approval) -> Approval:
+        """What both of them ask for; raises ``ConfigurationError`` if nobody could have a role of each."""
+        roles = (
+            tuple(sorted({*self.roles} & {*other.roles})) if self.roles and other.roles else self.roles or other.roles
+        )
+        if self.roles and other.roles and not roles:
+            raise ConfigurationError(
+                f"approval: one source asks for the roles {', '.join(self.roles)}, another for "
+                f"{', '.join(other.roles)}, and nobody's role is in both; name a common one"
+            )
+        return Approval(
+            approvers=max(self.approvers, other.approvers), roles=roles, four_eyes=self.four_eyes or other.four_eyes,
+            expires_in=min(self.expires_in, other.expires_in),
+        )  # fmt: skip
+
+
 Function = Callable[..., Any]
 Name = Annotated[str, Field(min_length=1)]
 _FROM_ARGUMENTS = Field(description="a CEL expression over the arguments, or a function of them")
@@ -74,6 +106,10 @@ def _as_retry(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return Retry(attempts=value)
     return Retry(**value) if isinstance(value, Mapping) else value
+
+
+def _as_approval(value: Any) -> Any:
+    return Approval(**value) if isinstance(value, Mapping) else value
 
 
 def _as_rate(value: Any) -> Any:
@@ -94,7 +130,10 @@ class Policy(DeclaredModel):
     ``empty_safe``  ``compensate`` may also be called if the call did not happen: it finds nothing to undo, and its
                     service refuses a call that arrives after it. So a call in doubt is undone, instead of holding its
                     run
-    ``approve``     only ``False`` for now: "this irreversible tool asks nobody"
+    ``approve``     who calls it needs approval: True, CEL over the arguments (``"amount > 100"``), or a function of
+                    them; only a plain False of it asks nobody. ``False``: nobody is asked. Sources only add to each
+                    other: none takes back what another one asks
+    ``approval``    an ``Approval``: how many must approve, in which roles, how long they have
     ``key``         business idempotency key: CEL over the arguments, or a function of them
     ``repeat``      an equal call in the same run, already done: ``"dedupe"``, ``"ask"``, ``"new"``
     ``retry``       a ``Retry``, or a number of attempts
@@ -132,7 +171,11 @@ class Policy(DeclaredModel):
 
     effect: Annotated[Effect | None, Field(description="'read', 'idempotent', 'write' or 'irreversible'")] = None
     compensate: Annotated[Function | Name | None, Field(description="a function, or the name of a tool")] = None
-    approve: Annotated[Literal[False] | None, Field(description="only False for now: nobody can be asked yet")] = None
+    approve: Annotated[
+        bool | Function | Name | tuple[Function | Name | bool, ...] | None,
+        Field(description="True, False, a CEL expression over the arguments, or a function of them"),
+    ] = None
+    approval: Annotated[Approval | None, BeforeValidator(_as_approval), Field(description="an Approval")] = None
     key: Annotated[Function | Name | None, _FROM_ARGUMENTS] = None
     repeat: Annotated[Repeat | None, Field(description="'dedupe', 'ask' or 'new'")] = None
     retry: Annotated[Retry | None, BeforeValidator(_as_retry), Field(description=_RETRY)] = None
@@ -166,6 +209,10 @@ class Policy(DeclaredModel):
         if not self.model_fields_set:
             return base
         both = {**base._decided(), **self._decided()}
+        if base.approve is not None and self.approve is not None:
+            both["approve"] = gates_of(base.approve, self.approve) or False
+        if base.approval is not None and self.approval is not None:
+            both["approval"] = self.approval.with_(base.approval)
         if base.redact and self.redact:
             both["redact"] = tuple(dict.fromkeys((*base.redact, *self.redact)))
         elif base.redact:  # nobody takes back what another source redacts
@@ -202,6 +249,12 @@ class Policy(DeclaredModel):
         if self.effect == "irreversible":
             return "ask"
         return "dedupe" if self.declared_write else "new"
+
+
+def gates_of(*sources: Any) -> tuple[Any, ...]:
+    """What asks of each source, each once: nothing that says False is among it."""
+    found = [gate for source in sources for gate in (source if isinstance(source, tuple) else (source,))]
+    return tuple(dict.fromkeys(gate for gate in found if gate is not None and gate is not False))
 
 
 Policies = Mapping[str, Policy | Mapping[str, Any]]

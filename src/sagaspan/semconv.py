@@ -25,6 +25,9 @@ ERROR_TYPE: Final = "error.type"
 OPENINFERENCE_SPAN_KIND: Final = "openinference.span.kind"
 
 OPERATION_CHAT: Final = "chat"
+OPERATION_EMBEDDINGS: Final = "embeddings"
+OPERATION_GENERATE: Final = "generate_content"
+OPERATION_COMPLETE: Final = "text_completion"
 OPERATION_EXECUTE_TOOL: Final = "execute_tool"
 TOOL_TYPE_FUNCTION: Final = "function"
 
@@ -81,7 +84,7 @@ METRIC_OPERATION_DURATION: Final = "gen_ai.client.operation.duration"
 GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
 
 # -- span names --------------------------------------------------------------------------------------------
-SPAN_CHAT: Final = "chat {model}"
+SPAN_MODEL: Final = "{operation} {model}"
 SPAN_TOOL: Final = "execute_tool {tool}"
 SPAN_RUN: Final = "sagaspan {run}"
 SPAN_ATTEMPT: Final = "attempt {n}"
@@ -98,6 +101,10 @@ COST_ALIASES: Final = (
 GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
 GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
 GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"
+GEN_AI_RESPONSE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
+GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+GEN_AI_SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"
 GEN_AI_USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 GEN_AI_USAGE_CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"

@@ -95,6 +95,37 @@ def test_an_error_costs_what_it_may_have_cost(guard: Guard, error: Any, state: s
     assert record.state == state
     found = guard.usage(model="cheap")
     assert (found.spent, found.reserved) == (Decimal(spent), 0)
+    assert guard.runs.get("r").status == "failed"  # nothing to undo, and nobody is waited for
+
+
+def test_nobody_has_to_decide_about_a_model_s_call(guard: Guard, ledger: Path) -> None:
+    """In doubt is how it ended, not what to do: it is on record and booked, not open, and asks nobody anything."""
+    from click.testing import CliRunner
+
+    from sagaspan.cli import cli
+
+    with (
+        pytest.raises(TimeoutError),
+        guard.run("r", id="r"),
+        guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call,
+    ):
+        raise TimeoutError
+    assert guard.calls.list() == []
+    assert [found.id for found in guard.calls.list(status="unknown")] == [call.id]
+    store = ["--store", f"sqlite:///{ledger}"]
+    status = CliRunner().invoke(cli, [*store, "status"])
+    assert (status.exit_code, status.output) == (0, "Nothing needs you.\n")
+    assert "next" not in CliRunner().invoke(cli, [*store, "show", call.id]).output
+    assert guard.usage(model="cheap").spent == Decimal("0.006")
+
+
+def test_a_call_says_what_it_asks_for(guard: Guard) -> None:
+    """Its name, in the ledger as on the span; a word that OpenTelemetry has not is refused."""
+    with guard.llm_call("cheap", input_tokens=10, max_output_tokens=0, operation="embeddings") as call:
+        call.settle(input_tokens=10)
+    assert guard.calls.get(call.id).tool == "embeddings cheap"
+    with pytest.raises(ConfigurationError, match="operation='embed'"):
+        guard.llm_call("cheap", operation="embed")
 
 
 def test_a_call_nobody_settled_is_booked_as_reserved(guard: Guard, caplog: pytest.LogCaptureFixture) -> None:

@@ -65,8 +65,16 @@ _PRICES = "src/sagaspan/llm/prices.py"
 _READ_USAGE = "src/sagaspan/llm/responses.py"
 _DEMANDS = "src/sagaspan/llm/demands.py"
 _LLM = "src/sagaspan/_llm.py"
+_SAID = "src/sagaspan/_said.py"
 _HEADROOM = "src/sagaspan/_headroom.py"
 _TOLD = "src/sagaspan/_told.py"
+_APPROVAL_RULES = "src/sagaspan/ledger/approvals.py"
+_DECISIONS = "src/sagaspan/ledger/decisions.py"
+_DESK = "src/sagaspan/ledger/desk.py"
+_ASKING = "src/sagaspan/middleware/approval.py"
+_APPROVERS = "src/sagaspan/approvers.py"
+_GATES = "src/sagaspan/_gates.py"
+_RENDERING = "src/sagaspan/rendering.py"
 _CLIENTS = "adapters/sagaspan_functions/_clients.py"
 _EXCHANGE = "adapters/sagaspan_functions/_exchange.py"
 _HTTP = "adapters/sagaspan_functions/_http.py"
@@ -105,6 +113,11 @@ _REQUESTS = "tests/llm/test_demands.py::"
 _METERING = "tests/llm/test_metering.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
+_CONTENT = "tests/adapters/functions/test_content.py::"
+
+_APPROVALS = "tests/test_approvals.py::"
+_SHOWN = "tests/test_rendering.py::"
+_CLI_APPROVALS = "tests/cli/test_approvals.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -1153,8 +1166,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 12",
         rule="The locks are taken in the claim, all or nothing with the record.",
         file=_LEDGER,
-        old="*spent, *reserves, *rate, *conditions]\n",
-        new="*spent, *reserves, *rate]\n",
+        old="*spent, *reserves, *rate, *approval, *conditions]\n",
+        new="*spent, *reserves, *rate, *approval]\n",
         tests=(
             _LOCKS + "test_a_run_holds_its_locks_until_it_is_over",
             _LOCKS + "test_the_locks_are_part_of_the_one_synced_commit",
@@ -1623,8 +1636,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 1",
         rule="A call reserves of every scope, or of none.",
         file=_LEDGER,
-        old="*spent, *reserves, *rate, *conditions]\n",
-        new="*spent, *reserves[:1], *rate, *conditions]\n",
+        old="*spent, *reserves, *rate, *approval, *conditions]\n",
+        new="*spent, *reserves[:1], *rate, *approval, *conditions]\n",
         tests=(_BUDGETS + "test_nothing_is_reserved_if_one_scope_refuses",),
     ),
     Rule(
@@ -2398,5 +2411,327 @@ RULES: Final[tuple[Rule, ...]] = (
         old="    if unknown and effect not in _REPEATABLE:\n",
         new="    if unknown and effect in _REPEATABLE:\n",
         tests=(_TOOLS + "test_errors_of_tools_are_data",),
+    ),
+    # -- approvals (rule book (d)) --------------------------------------------------------------------------------
+    Rule(
+        section="(d) 2",
+        rule="An approval is used up by the claim of its call.",
+        file=_LEDGER,
+        old="*rate, *approval, *conditions]",
+        new="*rate, *conditions]",
+        tests=(_APPROVALS + "test_one_approval_is_used_once",),
+    ),
+    Rule(
+        section="(d) 2",
+        rule="The database itself uses an approval only for its digest, its policy and in time.",
+        file=_SQLITE,
+        old="{_UPDATE_APPROVAL} and state = 'approved' and digest = ? and policy = ? and expires_us > ?",
+        new="{_UPDATE_APPROVAL} and ? is not null and ? is not null and ? is not null",
+        tests=(_APPROVALS + "test_the_database_itself_uses_an_approval_only_as_it_was_given",),
+    ),
+    Rule(
+        section="(d) 2",
+        rule="What the body gets is compared with what was approved, in the claim.",
+        file=_LEDGER,
+        old="        if not self._is_about(call, approval):\n",
+        new="        if False:\n",
+        tests=(_APPROVALS + "test_a_layer_that_changes_what_was_approved_is_refused",),
+    ),
+    Rule(
+        section="(d) 2",
+        rule="The arguments are copied before anybody is asked.",
+        file=_ASKING,
+        old="arguments = copy.deepcopy(dict(call.arguments))",
+        new="arguments = dict(call.arguments)",
+        tests=(
+            _APPROVALS + "test_arguments_that_change_while_somebody_decides_change_nothing",
+            _APPROVALS + "test_a_threshold_is_not_passed_by_another_thread",
+        ),
+    ),
+    Rule(
+        section="(d) 2",
+        rule="Every attempt gets what was approved.",
+        file=_ATTEMPTS,
+        old="approved = call.declared.approval is not None",
+        new="approved = False",
+        tests=(_APPROVALS + "test_every_attempt_gets_what_was_approved",),
+    ),
+    Rule(
+        section="(d) 1",
+        rule="The digest tells types apart.",
+        file=_APPROVAL_RULES,
+        old="if type(data) is float and data.is_integer():",
+        new="if False:",
+        tests=(_APPROVALS + "test_types_and_spellings_are_told_apart",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="A no is final for its arguments in that run.",
+        file=_DESK,
+        old="same and record.state in _ENDED and",
+        new="False and record.state in _ENDED and",
+        tests=(_APPROVALS + "test_a_no_is_final_for_these_arguments_in_this_run",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="What nobody decided in time is refused.",
+        file=_APPROVAL_RULES,
+        old="return record.state in OPEN and record.expires_us <= now_us",
+        new="return False",
+        tests=(
+            _APPROVALS + "test_nobody_in_time_is_a_no",
+            _APPROVALS + "test_an_approval_ends_too",
+        ),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="An approver that breaks refuses.",
+        file=_DESK,
+        old='return Deny(f"the approver failed: {type(error).__name__}")',
+        new="return Approve()",
+        tests=(_APPROVALS + "test_anything_else_refuses",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="An answer that is no decision refuses.",
+        file=_DESK,
+        old='return Deny(f"the approver answered {type(answer).__name__}, which is no decision")',
+        new="return Approve()",
+        tests=(_APPROVALS + "test_anything_else_refuses",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="A condition that cannot be judged asks.",
+        file=_GATES,
+        old='            _log.warning("approve %s cannot be judged, so somebody is asked: %s", self.says, error)\n            return True\n',
+        new="            return False\n",
+        tests=(
+            _APPROVALS + "test_what_cannot_be_judged_is_asked_about",
+            _APPROVALS + "test_only_a_plain_false_asks_nobody",
+        ),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="Only a plain False asks nobody.",
+        file=_GATES,
+        old="return self.condition(arguments) is not False",
+        new="return bool(self.condition(arguments))",
+        tests=(_APPROVALS + "test_only_a_plain_false_asks_nobody",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="Who agrees, and who edits, must be one who may.",
+        file=_APPROVAL_RULES,
+        old="    check_may_vote(record, by.by, by.roles)\n",
+        new="",
+        tests=(_APPROVALS + "test_an_editor_is_one_who_could_approve",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="An edit gives arguments of the same names.",
+        file=_DECISIONS,
+        old="    if sorted(arguments) != known:\n",
+        new="    if False:\n",
+        tests=(_APPROVALS + "test_an_edit_gives_all_arguments",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="An edit takes the place of the request that it edits.",
+        file=_DECISIONS,
+        old='        approvals.supersede(record, now, actor=vote.by, why=f"edited as {new.id}"),\n',
+        new="",
+        tests=(_APPROVALS + "test_an_edit_is_a_new_request_and_runs_with_its_arguments",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="A second try with edited arguments is recorded, and undone, as what ran.",
+        file=_LEDGER,
+        old="is not CallState.COMPENSATED and not changed:",
+        new="is not CallState.COMPENSATED:",
+        tests=(_APPROVALS + "test_a_call_that_failed_is_undone_with_what_was_edited_later",),
+    ),
+    Rule(
+        section="(d) 4",
+        rule="One person counts once.",
+        file=_APPROVAL_RULES,
+        old="    if any(one.by == by for one in votes_of(record)):\n",
+        new="    if False:\n",
+        tests=(_APPROVALS + "test_several_different_people_none_of_whom_asked",),
+    ),
+    Rule(
+        section="(d) 4",
+        rule="Who asked cannot approve, where four eyes must see it.",
+        file=_APPROVAL_RULES,
+        old="    if required.excludes_who_asked and by in requested_by(record):\n",
+        new="    if False:\n",
+        tests=(
+            _APPROVALS + "test_four_eyes",
+            _CLI_APPROVALS + "test_a_name_in_the_environment_is_nobody",
+        ),
+    ),
+    Rule(
+        section="(d) 4",
+        rule="Several approvers exclude who asked, also where nobody says so.",
+        file=_APPROVAL_RULES,
+        old="return self.four_eyes or self.approvers > 1",
+        new="return self.four_eyes",
+        tests=(_APPROVALS + "test_several_different_people_none_of_whom_asked",),
+    ),
+    Rule(
+        section="(d) 4",
+        rule="Who runs a call has not approved it, where four eyes must see it.",
+        file=_DESK,
+        old="        _check_executor(call, record)\n        return record",
+        new="        return record",
+        tests=(_APPROVALS + "test_who_runs_the_call_has_not_approved_it",),
+    ),
+    Rule(
+        section="(d) 4",
+        rule="A quorum is as many as the policy says.",
+        file=_APPROVAL_RULES,
+        old="len(votes) >= requirement_of(record).approvers",
+        new="len(votes) >= 1",
+        tests=(_APPROVALS + "test_several_different_people_none_of_whom_asked",),
+    ),
+    Rule(
+        section="(d) 4",
+        rule="Only who has one of the roles can approve.",
+        file=_APPROVAL_RULES,
+        old="    if required.roles and not set(required.roles) & set(roles):\n",
+        new="    if False:\n",
+        tests=(
+            _APPROVALS + "test_roles",
+            _CLI_APPROVALS + "test_groups_are_roles",
+        ),
+    ),
+    Rule(
+        section="(d) 5",
+        rule="Who decides on the command line is the user of the operating system.",
+        file=_OWNER,
+        old="return pwd.getpwuid(os.getuid()).pw_name",
+        new="return user_name()",
+        tests=(_CLI_APPROVALS + "test_a_name_in_the_environment_is_nobody",),
+    ),
+    Rule(
+        section="(d) 1",
+        rule="A decision is bound to the digest that was seen.",
+        file=_DECISIONS,
+        old="    if digest is not None and digest != record.digest:\n",
+        new="    if False:\n",
+        tests=(
+            _APPROVALS + "test_a_digest_binds_a_decision_to_what_was_seen",
+            _CLI_APPROVALS + "test_a_script_says_what_it_has_seen",
+        ),
+    ),
+    Rule(
+        section="(d) 1",
+        rule="What was approved under another policy is not used.",
+        file=_DESK,
+        old="                and known.policy == policy\n",
+        new="",
+        tests=(_APPROVALS + "test_another_policy_asks_anew",),
+    ),
+    Rule(
+        section="(d) 1",
+        rule="An approval is of one run.",
+        file=_DESK,
+        old='return f"run#{call.run.generation}:{call.run.id}/{BUSINESS_SCOPE}", call.key.value',
+        new="return BUSINESS_SCOPE, call.key.value",
+        tests=(_APPROVALS + "test_an_approval_under_a_business_key_is_of_one_run",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="No source takes back what another one asks.",
+        file=_POLICY,
+        old='both["approve"] = gates_of(base.approve, self.approve) or False',
+        new='both["approve"] = self.approve',
+        tests=(_APPROVALS + "test_no_source_takes_back_what_another_one_asks",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="Nothing that cannot be shown is approved automatically.",
+        file=_APPROVERS,
+        old="if request.uninspectable and isinstance(self._answer, Approve):",
+        new="if False:",
+        tests=(_APPROVALS + "test_what_cannot_be_shown_is_never_approved_automatically",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="A text cannot pretend to be an escape.",
+        file=_RENDERING,
+        old="if one in '\\\\\"' else",
+        new="if one in '\"' else",
+        tests=(_SHOWN + "test_spelt_escapes_look_different",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="Nothing that a terminal obeys is shown as it is.",
+        file=_RENDERING,
+        old="    if category in _HIDDEN or character in _BLANK",
+        new="    if character in _BLANK",
+        tests=(_SHOWN + "test_a_hostile_text_is_shown_and_not_obeyed",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="Of a long value a hash of all of it is shown.",
+        file=_RENDERING,
+        old="({len(text)} characters, {whole})",
+        new="({len(text)} characters)",
+        tests=(_SHOWN + "test_a_long_value_is_its_head_its_tail_its_length_and_its_hash",),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="What is not metered is not sent under a hard budget of money.",
+        file=_LLM,
+        old="        if not engine.limits.caps_money(call):\n            return\n",
+        new="        if engine is not None:\n            return\n",
+        tests=(
+            _CLIENT + "test_what_is_not_counted_does_not_pass_a_hard_budget_of_money",
+            _CLIENT + "test_a_websocket_is_not_opened_under_a_hard_budget_of_money",
+            _CLIENT + "test_anthropic_s_batches_are_not_counted",
+        ),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="A budget that was set elsewhere holds for what is not metered too.",
+        file=_LLM,
+        old="            await backend.io(engine.limits.reload)\n",
+        new="            pass\n",
+        tests=(_CLIENT + "test_a_budget_that_somebody_sets_meanwhile_holds_for_what_is_not_counted_too",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Nobody is asked to decide about a call of a model.",
+        file=_SQLITE,
+        old="{_OPEN} and not {_NOBODY_S}{within}",
+        new="{_OPEN}{within}",
+        tests=(_METERING + "test_nobody_has_to_decide_about_a_model_s_call",),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="What a model is asked and answers is told only under the content opt-in.",
+        file=_LLM,
+        old="if self._span.is_recording() and spans.captures_content():",
+        new="if self._span.is_recording():",
+        tests=(
+            _CONTENT + "test_without_the_opt_in_nothing_is_told",
+            _CONTENT + "test_nothing_is_read_without_the_opt_in",
+        ),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="What is redacted is taken out of what a model is asked and answers.",
+        file=_SAID,
+        old="live.scrubbed_data(_plain(data))",
+        new="_plain(data)",
+        tests=(_CONTENT + "test_what_is_redacted_in_a_run_is_redacted_of_what_is_said_in_it",),
+    ),
+    Rule(
+        section="design 4.7",
+        rule="A stream that is read after its run repeats nothing that was redacted in that.",
+        file=_LLM,
+        old="True, live.keep()",
+        new="True, []",
+        tests=(_CONTENT + "test_what_is_redacted_in_a_run_is_redacted_of_what_is_said_in_it",),
     ),
 )

@@ -241,8 +241,9 @@ def _handler(server: ModelServer) -> type[BaseHTTPRequestHandler]:
             """The test says what is worth saying."""
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
+            data = self.rfile.read(int(self.headers.get("content-length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
+            body = {} if headers.get("content-type", "").startswith("multipart/") else json.loads(data or b"{}")
             path = self.path.partition("?")[0]
             request = Request(path=path, body=body, headers=headers)
             try:

@@ -14,6 +14,8 @@ Call = CallInfo | CallRecord
 
 def next_commands(call: Call) -> list[str]:
     """What to type for a call that is not settled, or stands although its run was rolled back; the best one first."""
+    if call.state is CallState.UNKNOWN and call.effect == "read" and not call.locks:
+        return []  # nobody has anything to decide
     if call.phase is Phase.COMPENSATION:
         return [f"sagaspan show {call.compensates}"]
     if call.state is CallState.COMPENSATION_FAILED:

@@ -11,7 +11,6 @@ import json
 import math
 import re
 import sys
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from decimal import Decimal
@@ -20,7 +19,9 @@ from typing import Any, Final
 
 import click
 
-_HIDDEN: Final = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs", "Co"})
+from sagaspan.rendering import is_hidden
+from sagaspan.rendering import visible as visible
+
 _WHOLE: Final = frozenset({"what", "id", "run", "trace", "call", "#", "state", "status", "next", "started", "took"})
 _WIDE: Final = 16
 _SAMPLED: Final = 500
@@ -33,14 +34,6 @@ _STYLES: Final = {
     "failed": "red", "unknown": "bold red", "needs_human": "bold red", "compensation_failed": "bold red",
     "partially_compensated": "bold red", "held": "magenta", "paused": "magenta", "ERROR": "red",
 }  # fmt: skip
-
-
-def visible(value: object) -> str:
-    """``value`` as text in which every control, format or separator character is shown, not obeyed."""
-    return "".join(
-        f"\\u{{{ord(character):x}}}" if unicodedata.category(character) in _HIDDEN else character
-        for character in str(value)
-    )
 
 
 def emit_json(data: Any) -> None:
@@ -56,8 +49,14 @@ def emit_line(data: Any) -> None:
 
 def _dumped(data: Any, indent: int | None = None) -> str:
     text = json.dumps(_plain(data), ensure_ascii=False, indent=indent, allow_nan=False)
-    # A lone surrogate is no UTF-8: it stays the escape that JSON has for it.
-    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    # Nothing in it is obeyed by a terminal either: what hides, and a lone surrogate, stays an escape that JSON has.
+    return text if text.isascii() and "\x7f" not in text else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    if character == "\n" or not is_hidden(character):
+        return character
+    return json.dumps(character)[1:-1] if character != "\x7f" else "\\u007f"
 
 
 def emit_table(

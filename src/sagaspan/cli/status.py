@@ -58,7 +58,10 @@ class Item:
 def status(context: click.Context, settings: Settings, namespace: str | None) -> None:
     """Everything that needs a person, each with its next command; exit 4 if any (for cron)."""
     store = settings.open_store()
-    items = [*_run_items(store, namespace), *_call_items(store, namespace), *_incidents(store, namespace)]
+    items = [
+        *_approval_items(store, namespace), *_run_items(store, namespace), *_call_items(store, namespace),
+        *_incidents(store, namespace),
+    ]  # fmt: skip
     if settings.as_json:
         emit_json(items)
     elif not items:
@@ -72,6 +75,17 @@ def status(context: click.Context, settings: Settings, namespace: str | None) ->
 def _row(item: Item) -> tuple[str, ...]:
     kept = f"; keeps the locks {', '.join(item.locks)}" if item.locks else ""
     return (f"{item.kind} {item.what}", item.id, item.state, item.why + kept, item.next)
+
+
+def _approval_items(store: Any, namespace: str | None) -> Iterator[Item]:
+    from sagaspan._approvals import Approvals
+
+    for request in Approvals(store, namespace).list(limit=_LIMIT):
+        yield Item(
+            kind="approval", id=request.id, namespace=request.namespace, what=request.tool, state=request.state,
+            why=f"waits for approval ({len(request.approved_by)} of {request.approvers})",
+            next=f"sagaspan approvals show {request.id}",
+        )  # fmt: skip
 
 
 def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
@@ -136,7 +150,7 @@ def _call_items(store: Any, namespace: str | None) -> Iterator[Item]:
     for call in store.open_calls(_LIMIT, namespace=namespace):
         locks = held_by_call(store, call)
         if call.state is CallState.UNKNOWN and not call.declared_write and not locks:
-            continue  # in doubt, but nobody has to act on a read
+            continue  # in doubt, but nobody has to act on what declares no write
         why = _CALLS.get(call.state) or _abandoned(store, call) or _queued(store, call)
         if why is not None:
             read = call.state is CallState.RUNNING and not call.declared_write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import random
@@ -292,7 +293,9 @@ def _never_awaited(call: Call, value: Any) -> Ended:
 
 def _body(call: Call, running: _Running) -> Callable[[], Any]:
     """The body with everything it needs in force while it runs, and only then."""
-    arguments = {**call.arguments, **_filled(call)}
+    # What was approved, for every attempt: one before may have changed what it was given.
+    approved = call.declared.approval is not None
+    arguments = {**(copy.deepcopy(dict(call.arguments)) if approved else call.arguments), **_filled(call)}
     recording = call.span.is_recording()
 
     def body() -> Any:

@@ -22,7 +22,7 @@ from sagaspan._fork import new_lock
 from sagaspan.codecs import ENCRYPTED, Codec, Sealed, is_encrypted
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.keys import canonical
-from sagaspan.ledger.records import AuditRow, CallRecord, RunRecord
+from sagaspan.ledger.records import ApprovalRecord, AuditRow, CallRecord, RunRecord
 from sagaspan.ledger.resolution import WORDS
 
 if TYPE_CHECKING:
@@ -37,13 +37,16 @@ _KEYED: Final = "keyed:"
 _KEY: Final = "sagaspan key "
 _CHANGING: Final = {
     CallRecord: ("result", "result_lost", "error_message"), RunRecord: ("output", "error"), AuditRow: ("detail",),
+    ApprovalRecord: ("reason",),
 }  # fmt: skip
-_WRITTEN_ONCE: Final = {CallRecord: ("arguments",), RunRecord: ("input",), AuditRow: ()}
+_WRITTEN_ONCE: Final = {
+    CallRecord: ("arguments",), RunRecord: ("input",), AuditRow: (), ApprovalRecord: ("subject",),
+}  # fmt: skip
 _OF_CALLS: Final = ("idempotency_key", "call")
 _OF_RESULTS: Final = ("result", "compensation_data")
 
-Content = CallRecord | RunRecord | AuditRow
-C = TypeVar("C", CallRecord, RunRecord, AuditRow)
+Content = CallRecord | RunRecord | AuditRow | ApprovalRecord
+C = TypeVar("C", CallRecord, RunRecord, AuditRow, ApprovalRecord)
 
 
 class Facts(Protocol):

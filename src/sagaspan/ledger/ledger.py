@@ -31,7 +31,8 @@ from sagaspan.exceptions import (
     ToolTimeout,
 )
 from sagaspan.keys import KeySource, idempotency_key
-from sagaspan.ledger import transitions
+from sagaspan.ledger import approvals, transitions
+from sagaspan.ledger.approvals import ApprovalSpent
 from sagaspan.ledger.attempts import Ended, History, UntilSettled, body_token, run_attempts
 from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, Spent, booked, reserving, settling, spending
 from sagaspan.ledger.costs import rate_of, spent_by
@@ -51,7 +52,7 @@ from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.locks import holder_of, in_order, taking, wait_for
 from sagaspan.ledger.pivots import barrier, wait_for_steps
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.records import ApprovalRecord, AuditRow, CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import (
     BODY_ENDED,
     BODY_RUNS,
@@ -62,7 +63,17 @@ from sagaspan.ledger.resolution import (
     permitted,
 )
 from sagaspan.ledger.soft_limits import tell
-from sagaspan.ledger.store import Barrier, CallChange, Change, Commit, LockChange, ReserveChange, SpendChange, Store
+from sagaspan.ledger.store import (
+    ApprovalChange,
+    Barrier,
+    CallChange,
+    Change,
+    Commit,
+    LockChange,
+    ReserveChange,
+    SpendChange,
+    Store,
+)
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
 
@@ -80,8 +91,18 @@ _ENDINGS: Final = {
 class Ledger:
     """The endpoint of the onion over one store."""
 
-    def __init__(self, store: Store, *, judge: Judge, lease: Lease, find_probe: FindProbe, limits: Limits) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        judge: Judge,
+        lease: Lease,
+        find_probe: FindProbe,
+        limits: Limits,
+        is_about: Callable[[Call, ApprovalRecord], bool],
+    ) -> None:
         self._store = store
+        self._is_about = is_about
         self._limits = limits
         self._find_probe = find_probe
         self._judge = judge
@@ -187,9 +208,16 @@ class Ledger:
         """Claim a call that may run again; None if somebody else was faster. Raises ``RunClosed``."""
         existing = again.record
         in_doubt = existing.state in IN_DOUBT
+        changed = call.declared.approval is not None and existing.arguments != call.encoded
+        if changed and in_doubt:
+            raise OutcomeUnknown(
+                f"tool {call.tool.name!r}: call {existing.id} may have happened with other arguments than those that "
+                f"are approved now, so it is not run. {_decide(existing)}",
+                call=call_info(existing),
+            )
         # Sent again under its key it is the same effect; run again it was spent, for all that anybody knows.
         spent = spending(existing, ONLY_COUNTED if again.why == RESENT else AS_RESERVED)
-        if existing.run_id == call.run.id and existing.state is not CallState.COMPENSATED:
+        if existing.run_id == call.run.id and existing.state is not CallState.COMPENSATED and not changed:
             call = replace(
                 call, id=existing.id, generation=existing.generation, idempotency_key=existing.idempotency_key
             )
@@ -264,13 +292,16 @@ class Ledger:
             conditions = await call.io(self._conditions, call, is_pivot) if waits else []
             # The record comes first: where it answers the call itself, nothing else is needed.
             rate = () if scheduled else rate_of(call)
-            changes: list[Change] = [*freeing, change, *spent, *reserves, *rate, *conditions]
+            approval = [] if call.declared.approval is None else [self._consuming(call, change.record)]
+            changes: list[Change] = [*freeing, change, *spent, *reserves, *rate, *approval, *conditions]
             commit = await self._commit_held(call, change.record, changes, in_doubt)
             refused = commit.refused
             if refused is None or isinstance(refused, CallChange):
                 return change.record if refused is None else None
             if isinstance(refused, LockChange):
                 await wait_for(self._store, call, lock_deadline)
+            elif isinstance(refused, ApprovalChange):
+                raise ApprovalSpent
             elif isinstance(refused, Barrier):
                 await wait_for_steps(self._store, call, lambda step: self._find_out(step, call), step_deadline)
             else:
@@ -286,6 +317,17 @@ class Ledger:
             return change, reserves
         record = replace(change.record, reserved=reserving(reserves))
         return replace(change, record=record, controls=version), reserves
+
+    def _consuming(self, call: Call, record: CallRecord) -> ApprovalChange:
+        """The use of an approval, which is of exactly what the body gets; raises ``ApprovalDenied`` if it is not."""
+        approval = call.declared.approval
+        assert approval is not None  # noqa: S101 - that is when this is called
+        if not self._is_about(call, approval):
+            raise ApprovalDenied(
+                f"tool {call.tool.name!r} did not run: its arguments are not those that were approved ({approval.id}); "
+                "something changed them on the way"
+            )
+        return approvals.consume(approval, now_us(), actor=owner.this_process(), call_id=record.id)
 
     def _conditions(self, call: Call, is_pivot: bool) -> list[Change]:
         conditions: list[Change] = [barrier(self._store, call)] if is_pivot else []

@@ -104,6 +104,18 @@ class Limits:
         reserves = self.reservations(call, now_us())
         return call.tool.policy.rate is not None or any(change.record.cap is not None for change in reserves)
 
+    def look(self, call: Call) -> None:
+        """Refuse a call that would not fit now, before a person is asked about it; nothing is reserved.
+
+        Raises ``BudgetExceeded`` or ``StoreError``.
+        """
+        self.reload()
+        for change in self.reservations(call, now_us()):
+            used = self._store.budget(change.record)
+            cap = change.record.cap
+            if cap is not None and used.spent + used.overdraft + used.reserved + change.amount > cap:
+                raise self._exceeded(call, change)
+
     def caps_money(self, call: Call) -> bool:
         """Whether a hard budget of money holds for ``call``, as far as this process knows."""
         priced = call.declare(costs={Unit.USD: 0})

@@ -48,6 +48,17 @@ class RunState(StrEnum):
     PARTIALLY_COMPENSATED = "partially_compensated"
 
 
+class ApprovalState(StrEnum):
+    """Where a request for approval is. ``superseded``: another request took its place (an edit, or another policy)."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    SUPERSEDED = "superseded"
+    CONSUMED = "consumed"
+
+
 class Phase(StrEnum):
     """Whether a call goes forward or undoes another one."""
 
@@ -157,6 +168,38 @@ class RunRecord:
     def on_record(self) -> bool:
         """Whether the ledger knows this run; with ``fail_open`` one may be entered while the store is down."""
         return self.version > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalRecord:
+    """A question about exactly one call: one is open by (namespace, scope, tool, key). ``version`` counts writes.
+
+    ``subject`` are the bytes that are decided about, as canonical JSON (``ledger.approvals``), and ``digest`` is their
+    hash, fixed when the request is made. ``policy`` says who must agree, ``facts`` what is shown beside the subject,
+    ``requested_by`` who asked; all three are JSON, and so are the ``votes``. ``edits`` is the request that this one
+    took the place of, with other arguments.
+    """
+
+    id: str
+    namespace: str
+    run_id: str
+    scope: str
+    tool: str
+    key: str
+    call_id: str
+    subject: str
+    digest: str
+    policy: str
+    facts: str
+    requested_by: str
+    edits: str | None = None
+    state: ApprovalState = ApprovalState.PENDING
+    votes: str = "[]"
+    reason: str | None = None
+    version: int = 1
+    created_us: int
+    expires_us: int
+    ended_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sagaspan.ledger.records import (
+    ApprovalRecord,
+    ApprovalState,
     AuditRow,
     BudgetRecord,
     CallRecord,
@@ -65,6 +67,20 @@ class LockChange:
 
     record: LockRecord
     expected_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalChange:
+    """Save ``record`` if its row is still at ``expected_version`` (0: if none is open for its call).
+
+    ``consumes_at``: only while it is approved, for the digest and under the policy of ``record``, and has not expired
+    at this time (microseconds since the epoch); that holds whatever the version says.
+    """
+
+    record: ApprovalRecord
+    audit: AuditRow
+    expected_version: int = 0
+    consumes_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +145,17 @@ class Barrier:
     but: tuple[str, ...] = ()
 
 
-Conditional = CallChange | RunChange | LockChange | Barrier | ReserveChange | UsageChange | LimitChange | RateChange
+Conditional = (
+    CallChange
+    | RunChange
+    | LockChange
+    | ApprovalChange
+    | Barrier
+    | ReserveChange
+    | UsageChange
+    | LimitChange
+    | RateChange
+)
 Change = Conditional | SpendChange
 
 
@@ -270,6 +296,28 @@ class Store(Protocol):
     def arrival_of(self, namespace: str, name: str) -> int | None:
         """The arrival time that is kept for a rate, in nanoseconds."""
 
+    def approval(self, approval_id: str) -> ApprovalRecord | None:
+        """The request of this id."""
+
+    def approvals_about(
+        self, namespace: str, scope: str, tool: str, key: str, digest: str | None = None
+    ) -> list[ApprovalRecord]:
+        """Requests for the call of this key, and all in its scope with this digest; newest first."""
+
+    def list_approvals(
+        self,
+        *,
+        states: Sequence[ApprovalState] = (),
+        namespace: str | None = None,
+        run_id: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[ApprovalRecord]:
+        """Requests of a namespace (None: of all) and run (None: of all), newest first."""
+
+    def match_approvals(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[ApprovalRecord]:
+        """Requests whose id starts with ``prefix``; that of exactly this id alone."""
+
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""
 
@@ -288,7 +336,10 @@ class Store(Protocol):
         """Calls whose id, key or idempotency key starts with ``prefix``; that of exactly this id alone."""
 
     def open_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
-        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first."""
+        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first.
+
+        Reads and calls of models in doubt are settled, unless they keep a lock: nobody has anything to decide of them.
+        """
 
     def list_calls(
         self, *, states: Sequence[CallState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sagaspan.llm.messages import finish_reasons
 from sagaspan.llm.responses import get, read_usage
 from sagaspan.llm.usage import Usage
 
@@ -28,6 +29,12 @@ class StreamUsage:
     started: Usage | None = None
     visible_bytes: int = 0
     start: Any = None
+    ended: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Why the model stopped, one a choice, as far as the stream said it."""
+        return tuple(reason for _, reason in sorted(dict(self.ended).items()))
 
     def after(self, event: Any) -> StreamUsage:
         """This, and what ``event`` says: a chunk or event of an SDK, or a dict of its shape."""
@@ -38,11 +45,18 @@ class StreamUsage:
             message = get(event, "message")
             return replace(self, start=message, started=read_usage(message))
         elif kind == "message_delta":
-            return replace(self, usage=read_usage(_completed(self.start, get(event, "usage"))) or self.usage)
+            usage = read_usage(_completed(self.start, get(event, "usage"))) or self.usage
+            return replace(self, usage=usage, ended=self._ended(finish_reasons(get(event, "delta"))))
         elif kind in _ENDS:
-            return replace(self, usage=read_usage(get(event, "response")) or self.usage)
+            response = get(event, "response")
+            return replace(self, usage=read_usage(response) or self.usage, ended=self._ended(finish_reasons(response)))
         visible = self.visible_bytes + sum(len(text.encode(errors="replace")) for text in _texts(event, kind))
-        return replace(self, usage=self._with(event), visible_bytes=visible)
+        ended = [(get(one, "index") or 0, get(one, "finish_reason")) for one in get(event, "choices") or ()]
+        said = tuple((index, reason) for index, reason in ended if isinstance(reason, str))
+        return replace(self, usage=self._with(event), visible_bytes=visible, ended=(*self.ended, *said))
+
+    def _ended(self, reasons: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+        return tuple(enumerate(reasons)) or self.ended
 
     def _with(self, event: Any) -> Usage | None:
         said = read_usage(event)

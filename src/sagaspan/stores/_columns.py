@@ -9,6 +9,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from sagaspan.ledger.records import (
+    ApprovalRecord,
+    ApprovalState,
     AuditRow,
     BudgetRecord,
     CallRecord,
@@ -30,6 +32,7 @@ LEASE_COLUMNS: Final = tuple(field.name for field in fields(LeaseRecord))
 LOCK_COLUMNS: Final = tuple(field.name for field in fields(LockRecord))
 BUDGET_COLUMNS: Final = tuple(field.name for field in fields(BudgetRecord))
 LIMIT_COLUMNS: Final = tuple(field.name for field in fields(LimitRecord))
+APPROVAL_COLUMNS: Final = tuple(field.name for field in fields(ApprovalRecord))
 USAGE_COLUMNS: Final = tuple(field.name for field in fields(UsageRecord))
 
 # What never changes after a record's first claim; all other columns are saved with every transition.
@@ -49,12 +52,16 @@ CALL_CHANGING: Final = tuple(name for name in CALL_COLUMNS if name not in _CALL_
 RUN_CHANGING: Final = tuple(name for name in RUN_COLUMNS if name not in _RUN_CONSTANTS)
 LOCK_CHANGING: Final = tuple(name for name in LOCK_COLUMNS if name not in ("namespace", "name"))
 
+APPROVAL_CHANGING: Final = ("state", "votes", "reason", "version", "ended_us")
+
 call_values = attrgetter(*CALL_COLUMNS)
 call_changes = attrgetter(*CALL_CHANGING, "id")
 run_values = attrgetter(*RUN_COLUMNS)
 run_changes = attrgetter(*RUN_CHANGING, "namespace", "id")
 audit_values = attrgetter(*AUDIT_COLUMNS)
 lease_values = attrgetter(*LEASE_COLUMNS)
+approval_values = attrgetter(*APPROVAL_COLUMNS)
+approval_changes = attrgetter(*APPROVAL_CHANGING, "id")
 lock_values = attrgetter(*LOCK_COLUMNS)
 lock_changes = attrgetter(*LOCK_CHANGING, "namespace", "name")
 
@@ -105,6 +112,12 @@ def audit_row(row: Sequence[Any]) -> AuditRow:
 def lease_record(row: Sequence[Any]) -> LeaseRecord:
     """The lease of a row selected by ``LEASE_COLUMNS``."""
     return LeaseRecord(**dict(zip(LEASE_COLUMNS, row, strict=True)))
+
+
+def approval_record(row: Sequence[Any]) -> ApprovalRecord:
+    """The request of a row selected by ``APPROVAL_COLUMNS``."""
+    values = dict(zip(APPROVAL_COLUMNS, row, strict=True))
+    return ApprovalRecord(**{**values, "state": ApprovalState(values["state"])})
 
 
 def lock_record(row: Sequence[Any]) -> LockRecord:

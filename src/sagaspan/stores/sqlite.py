@@ -21,6 +21,8 @@ from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.ledger.records import (
+    ApprovalRecord,
+    ApprovalState,
     AuditRow,
     BudgetRecord,
     CallRecord,
@@ -35,6 +37,7 @@ from sagaspan.ledger.records import (
 from sagaspan.ledger.seal import Seal
 from sagaspan.ledger.store import (
     SAVED,
+    ApprovalChange,
     Barrier,
     Booked,
     CallChange,
@@ -52,7 +55,7 @@ from sagaspan.stores import _sqlite_budgets as budgets
 from sagaspan.stores._migrate import current_version, migrate, migrations
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 
-C = TypeVar("C", CallRecord, RunRecord, AuditRow)
+C = TypeVar("C", CallRecord, RunRecord, AuditRow, ApprovalRecord)
 
 BUSY_SECONDS: Final = 10.0
 """How long to wait for a lock of another process; who queues up behind one of ours waits twice as long at most."""
@@ -67,6 +70,7 @@ _RUNS: Final = ", ".join(columns.RUN_COLUMNS)
 _AUDIT: Final = ", ".join(columns.AUDIT_COLUMNS)
 _LEASES: Final = ", ".join(columns.LEASE_COLUMNS)
 _LOCKS: Final = ", ".join(columns.LOCK_COLUMNS)
+_APPROVALS: Final = ", ".join(columns.APPROVAL_COLUMNS)
 _BUDGETS: Final = ", ".join(columns.BUDGET_COLUMNS)
 _LIMITS: Final = ", ".join(f"l.{name}" for name in columns.LIMIT_COLUMNS)
 
@@ -140,6 +144,15 @@ _INSERT_LOCK: Final = f"insert into locks ({_LOCKS}) values ({_marks(columns.LOC
 _UPDATE_LOCK: Final = f"""
 update locks set {_sets(columns.LOCK_CHANGING)} where namespace = ? and name = ? and version = ?
 """  # noqa: S608
+_INSERT_APPROVAL: Final = f"""
+insert into approvals ({_APPROVALS}) values ({_marks(columns.APPROVAL_COLUMNS)}) on conflict do nothing
+"""  # noqa: S608
+_UPDATE_APPROVAL: Final = f"""
+update approvals set {_sets(columns.APPROVAL_CHANGING)} where id = ? and version = ?
+"""  # noqa: S608
+_CONSUME_APPROVAL: Final = f"""
+{_UPDATE_APPROVAL} and state = 'approved' and digest = ? and policy = ? and expires_us > ?
+"""
 _OPEN_STEP: Final = """
 with recursive saga (id) as (
   select ?2
@@ -168,6 +181,8 @@ _OPEN: Final = (
     "'scheduled')"
 )
 """As the partial index ``calls_open`` says it, so that it is used."""
+_NOBODY_S: Final = "(state = 'unknown' and coalesce(effect, '') = 'read' and locks is null)"
+"""A read or a call of a model in doubt: it changed nothing, and what it may have cost is booked."""
 
 # From one to the next along the primary key: as many steps as there are namespaces, however many runs.
 _NAMESPACES: Final = """
@@ -417,6 +432,40 @@ class SqliteStore:
         rows = self._fetch("select arrival_ns from rates where namespace = ? and name = ?", (namespace, name))
         return rows[0][0] if rows else None
 
+    def approval(self, approval_id: str) -> ApprovalRecord | None:
+        """The request of this id."""
+        return next(iter(self._approvals("id = ?", (approval_id,))), None)
+
+    def approvals_about(
+        self, namespace: str, scope: str, tool: str, key: str, digest: str | None = None
+    ) -> list[ApprovalRecord]:
+        """Requests for the call of this key, and all in its scope with this digest; newest first."""
+        where = "namespace = ? and scope = ? and tool = ? and (key = ? or digest = ?) order by created_us desc, id desc"
+        return self._approvals(where, (namespace, scope, tool, key, digest))
+
+    def list_approvals(
+        self,
+        *,
+        states: Sequence[ApprovalState] = (),
+        namespace: str | None = None,
+        run_id: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[ApprovalRecord]:
+        """Requests of a namespace and run (None: of all), newest first."""
+        within, of = _within(namespace)
+        where = (f"state in ({_marks(states)})" if states else "true") + within + " and coalesce(?, run_id) = run_id"
+        return self._approvals(
+            f"{where} order by created_us desc, id desc limit ? offset ?", (*states, *of, run_id, limit, offset)
+        )
+
+    def match_approvals(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[ApprovalRecord]:
+        """Requests whose id starts with ``prefix``; that of exactly this id alone."""
+        within, of = _within(namespace)
+        exact = self._approvals(f"id = ?{within}", (prefix, *of))
+        where = f"id glob ?{within} order by created_us desc limit ?"
+        return exact or self._approvals(where, (_glob(prefix), *of, limit))
+
     def turns_of(self, namespace: str, thread: str, limit: int = 20) -> list[RunRecord]:
         """The runs ``THREAD/n`` of a conversation, the highest n first."""
         prefix = _glob(f"{thread}/").removesuffix("*")
@@ -449,9 +498,12 @@ class SqliteStore:
         return exact or self._calls(where, (*[_glob(prefix)] * 3, *of, limit))
 
     def open_calls(self, limit: int = 100, *, namespace: str | None = None) -> list[CallRecord]:
-        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first."""
+        """Calls of a namespace (None: of all) that are not settled, or that need a person, newest first.
+
+        Reads and calls of models in doubt are settled, unless they keep a lock: nobody has anything to decide of them.
+        """
         within, of = _within(namespace)
-        return self._calls(f"{_OPEN}{within} order by seq desc limit ?", (*of, limit))
+        return self._calls(f"{_OPEN} and not {_NOBODY_S}{within} order by seq desc limit ?", (*of, limit))
 
     def lease_of(self, owner: str) -> LeaseRecord | None:
         """The lease of this owner, or None if it never had one."""
@@ -594,6 +646,10 @@ class SqliteStore:
     def _calls(self, where: str, values: Sequence[Any]) -> list[CallRecord]:
         rows = self._fetch(f"select {_CALLS} from calls where {where}", values)  # noqa: S608
         return self._opened([columns.call_record(row) for row in rows])
+
+    def _approvals(self, where: str, values: Sequence[Any]) -> list[ApprovalRecord]:
+        rows = self._fetch(f"select {_APPROVALS} from approvals where {where}", values)  # noqa: S608
+        return self._opened([columns.approval_record(row) for row in rows])
 
     def _runs(self, where: str, values: Sequence[Any]) -> list[RunRecord]:
         rows = self._fetch(f"select {_RUNS} from runs where {where}", values)  # noqa: S608
@@ -778,12 +834,14 @@ def _save(connection: sqlite3.Connection, change: Conditional) -> bool:
     if isinstance(change, Barrier):
         found = connection.execute(_OPEN_STEP, (change.namespace, change.run_id))
         return all(step in change.but for (step,) in found)
-    if not isinstance(change, CallChange | RunChange):
+    if not isinstance(change, CallChange | RunChange | ApprovalChange):
         return budgets.save(connection, change)
     # The audit row first: its number becomes the call's place in the claim order.
     connection.execute(_APPEND_AUDIT, columns.audit_values(change.audit))
     if isinstance(change, RunChange):
         return _save_run(connection, change)
+    if isinstance(change, ApprovalChange):
+        return _save_approval(connection, change)
     return _save_call(connection, change)
 
 
@@ -813,6 +871,17 @@ def _save_run(connection: sqlite3.Connection, change: RunChange) -> bool:
     return connection.execute(_INSERT_RUN, columns.run_values(change.record)).rowcount == 1
 
 
+def _save_approval(connection: sqlite3.Connection, change: ApprovalChange) -> bool:
+    record = change.record
+    if not change.expected_version:
+        return connection.execute(_INSERT_APPROVAL, columns.approval_values(record)).rowcount == 1
+    values = (*columns.approval_changes(record), change.expected_version)
+    if change.consumes_at is None:
+        return connection.execute(_UPDATE_APPROVAL, values).rowcount == 1
+    values = (*values, record.digest, record.policy, change.consumes_at)
+    return connection.execute(_CONSUME_APPROVAL, values).rowcount == 1
+
+
 def _save_lock(connection: sqlite3.Connection, change: LockChange) -> bool:
     if change.expected_version:
         values = (*columns.lock_changes(change.record), change.expected_version)
@@ -834,6 +903,7 @@ def _forget(connection: sqlite3.Connection, family: Family) -> Forgotten:
         _gone(connection, "calls where namespace = ? and run_id = ?", *whose)
         _gone(connection, "usage where namespace = ? and run_id = ?", *whose)
         _gone(connection, "locks where namespace = ? and run_id = ?", *whose)
+        _gone(connection, "approvals where namespace = ? and run_id = ?", *whose)
         _gone(connection, "runs where namespace = ? and id = ?", *whose)
     return Forgotten(runs=len(family.runs), calls=len(family.calls), audit_rows=audit_rows)
 

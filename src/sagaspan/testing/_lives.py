@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeGuard, TypeVar, cast
 
 from sagaspan.ledger.leases import THREAD
 from sagaspan.ledger.records import LeaseRecord, Phase
-from sagaspan.ledger.store import CallChange, Change, Commit, RunChange, Store
+from sagaspan.ledger.store import ApprovalChange, CallChange, Change, Commit, RunChange, Store
 from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 T = TypeVar("T")
@@ -126,7 +126,10 @@ _RUN_WORDS: Final = {
 
 def named(changes: Sequence[Change]) -> tuple[str, str]:
     """Who a commit is about, and what it says: ``("charge", "claim")``, ``("run trip", "end")``."""
-    last = next(change for change in reversed(changes) if isinstance(change, CallChange | RunChange))
+    last = next((change for change in reversed(changes) if isinstance(change, CallChange | RunChange)), None)
+    if last is None:  # somebody is asked, or decides
+        asked = next(change for change in reversed(changes) if isinstance(change, ApprovalChange))
+        return asked.record.tool, asked.audit.event
     if isinstance(last, RunChange):
         event = last.audit.event.removeprefix("run.")
         return f"run {last.record.name}", _in_words(event, _RUN_WORDS)

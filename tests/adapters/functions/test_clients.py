@@ -208,17 +208,126 @@ def test_what_is_no_question_to_a_model_passes(guard: Guard, model_server: Model
     assert guard.usage().calls == 0
 
 
+def test_embeddings_are_called_so(ledger: str, model_server: ModelServer, provider: Any, spans: Any) -> None:
+    """In the ledger, on the span and in the books of tools."""
+    with Guard(ledger, prices=FLAT, tracer_provider=provider) as guard:
+        client = guard.wrap(model_server.openai())
+        client.embeddings.create(model="text-embedding-3-small", input=["a", "b"])
+        [call] = guard.calls.list(open=False)
+    assert call.tool == "embeddings text-embedding-3-small"
+    [span] = spans.get_finished_spans()
+    assert span.name == call.tool
+    assert span.attributes["gen_ai.operation.name"] == "embeddings"
+    assert span.attributes["openinference.span.kind"] == "EMBEDDING"
+
+
+UNCOUNTED: dict[str, Callable[[Any], Any]] = {
+    "/images/generations": lambda client: client.images.generate(prompt="a cat"),
+    "/images/edits": lambda client: client.images.edit(image=b"png", prompt="a cat"),
+    "/audio/speech": lambda client: client.audio.speech.create(model="tts-1", voice="alloy", input="Hello."),
+    "/audio/transcriptions": lambda client: client.audio.transcriptions.create(model="whisper-1", file=b"mp3"),
+    "/completions": lambda client: client.completions.create(model="davinci-002", prompt="Once"),
+    "/batches": lambda client: client.batches.create(
+        completion_window="24h", endpoint="/v1/chat/completions", input_file_id="f"
+    ),
+    "/threads/*/runs": lambda client: client.post("/threads/thread_1/runs", body={}, cast_to=object),
+    "/realtime/client_secrets": lambda client: client.post("/realtime/client_secrets", body={}, cast_to=object),
+    "/chat/completions with a body that is not read": lambda client: client.post("/chat/completions", cast_to=object),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("where", UNCOUNTED)
+def test_what_is_not_counted_does_not_pass_a_hard_budget_of_money(
+    ledger: str, model_server: ModelServer, where: str, is_async: bool
+) -> None:
+    """It would be spent beside the books; the refusal says what to do. Without such a budget it is sent."""
+
+    async def send(guard: Guard) -> None:
+        async with guard.wrap(model_server.async_openai()) as client:
+            await UNCOUNTED[where](client)
+
+    def ask(guard: Guard) -> None:
+        asyncio.run(send(guard)) if is_async else UNCOUNTED[where](guard.wrap(model_server.openai()))
+
+    with Guard(ledger) as guard:
+        with (
+            pytest.raises(PolicyDenied, match=r"are not sent.*hard budget of money.*not guarded.*llm_call") as caught,
+            guard.run("r", budget="1 USD"),
+        ):
+            ask(guard)
+        assert where in str(caught.value)
+        assert caught.value.tool_ran == "no"
+        assert not model_server.requests
+        with pytest.raises(openai.APIStatusError), guard.run("free", budget="10 calls"):
+            ask(guard)
+        assert len(model_server.requests) == 1
+
+
+def test_a_budget_that_somebody_sets_meanwhile_holds_for_what_is_not_counted_too(
+    ledger: str, model_server: ModelServer
+) -> None:
+    """No claim notices it, so the limits are looked up."""
+    with Guard(ledger) as guard, Guard(ledger) as operator:
+        client = guard.wrap(model_server.openai())
+        with pytest.raises(openai.NotFoundError):
+            client.images.generate(prompt="a cat", model="painter")
+        operator.set_budget("model:painter", "1 USD")
+        with pytest.raises(PolicyDenied):
+            client.images.generate(prompt="a cat", model="painter")
+        with pytest.raises(openai.NotFoundError):
+            client.images.generate(prompt="a cat", model="other")
+
+
+def test_a_refusal_of_what_is_not_counted_can_be_seen(
+    ledger: str, model_server: ModelServer, provider: Any, spans: Any
+) -> None:
+    """A span says that it was not sent."""
+    with Guard(ledger, budget="1 USD", tracer_provider=provider) as guard, pytest.raises(PolicyDenied):
+        guard.wrap(model_server.openai()).images.generate(prompt="a cat", model="painter")
+    [span] = spans.get_finished_spans()
+    assert (span.name, span.attributes["error.type"]) == ("generate_content painter", "policy_denied")
+    assert span.attributes["sagaspan.call.executed"] is False
+
+
+def test_a_websocket_is_not_opened_under_a_hard_budget_of_money(ledger: str, model_server: ModelServer) -> None:
+    """What a realtime model says nobody counts; copies of the client are no way around that."""
+    pytest.importorskip("websockets")
+    client = openai.OpenAI(
+        base_url=f"{model_server.url}/v1", api_key="test", websocket_base_url="ws://127.0.0.1:9"
+    )  # fmt: skip
+    with Guard(ledger) as guard, client:
+        guarded = guard.wrap(client)
+        for one in (guarded, guarded.with_options(timeout=3)):
+            with pytest.raises(PolicyDenied, match="WebSocket"), guard.run("r", budget="1 USD"):
+                one.realtime.connect(model="gpt-realtime").enter()
+            with pytest.raises(OSError):
+                one.realtime.connect(model="gpt-realtime").enter()
+
+
+def test_anthropic_s_batches_are_not_counted(ledger: str, model_server: ModelServer) -> None:
+    """They cost money, and counting tokens does not."""
+    anthropic = pytest.importorskip("anthropic")
+    with Guard(ledger, budget="1 USD") as guard:
+        client = guard.wrap(model_server.anthropic())
+        with pytest.raises(PolicyDenied, match="/batches are not sent"):
+            client.messages.batches.create(requests=[])
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.count_tokens(model="claude-sonnet-5", messages=SAY)
+
+
 def test_what_costs_money_and_is_not_counted_is_said(
-    guard: Guard, model_server: ModelServer, caplog: pytest.LogCaptureFixture
+    ledger: str, model_server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once: a budget that does not hold must not look as if it did."""
-    client = guard.wrap(model_server.openai())
-    for _ in range(2):
-        with pytest.raises(openai.NotFoundError):
-            client.images.generate(prompt="a cat")
+    with Guard(ledger, budgets={"user:*": "1 USD"}) as guard:
+        client = guard.wrap(model_server.openai())
+        for _ in range(2):
+            with pytest.raises(openai.NotFoundError):
+                client.vector_stores.create()
     said = [record.getMessage() for record in caplog.records if record.name == "sagaspan"]
     assert len(said) == 1
-    assert "/images/generations are sent, and counted in no budget" in said[0]
+    assert "/vector_stores are sent, and counted in no budget" in said[0]
 
 
 def test_azure_s_client_over_a_transport_of_the_user_s_own(guard: Guard) -> None:

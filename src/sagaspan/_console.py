@@ -1,0 +1,73 @@
+"""The console approver: one question at a time, on the terminal of the process that asks.
+
+It shows ``request.text``, which the library made of the bytes that are decided about, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from sagaspan import _fork as fork
+from sagaspan import codecs
+from sagaspan.approvers import LATER, ApprovalRequest, Approve, Deny, Edit
+
+_QUESTION: Final = "[a]pprove, [d]eny, [e]dit or [l]ater? "
+_one_at_a_time = fork.new_lock()
+
+
+class Console:
+    """Asks whoever sits at the terminal; the end of input is ``LATER``. It speaks for the user of the process."""
+
+    channel = "console"
+    wait = 0.0
+
+    def __init__(self, *, read: Callable[[str], str] = input) -> None:
+        self._read = read
+
+    def decide(self, request: ApprovalRequest, /) -> Any:
+        """What is typed; asked again until it is an answer."""
+        from rich.console import Console as RichConsole
+        from rich.panel import Panel
+        from rich.text import Text
+
+        screen = RichConsole(stderr=True)
+        with _one_at_a_time:
+            screen.print(Panel(Text(request.text), title="Approve exactly this?", border_style="yellow"))
+            try:
+                while True:
+                    answer = self._answer(self._read(_QUESTION).strip().lower(), request)
+                    if answer is not None:
+                        return answer
+            except EOFError:
+                return LATER
+
+    def _answer(self, word: str, request: ApprovalRequest) -> Any:
+        """The answer that ``word`` begins; None if it is none. Only a word that says so approves."""
+        if word in ("a", "approve"):
+            return Approve()
+        if word in ("d", "deny"):
+            return Deny(self._read("Why? The model is told: ") or None)
+        if word in ("l", "later"):
+            return LATER
+        return self._edit(request) if word in ("e", "edit") else None
+
+    def _edit(self, request: ApprovalRequest) -> Edit | None:
+        names = ", ".join(request.args)
+        with contextlib.suppress(ValueError):
+            value = json.loads(self._read(f"All arguments ({names}) as a JSON object: "))
+            if isinstance(value, dict):
+                return Edit({name: codecs.decode(codecs.dump(item)) for name, item in value.items()})
+        return None
+
+
+def somebody_is_there() -> bool:
+    """Whether a question on the terminal would be seen, and holds up no event loop."""
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return False
+    return bool(sys.stdin and sys.stdin.isatty() and sys.stderr and sys.stderr.isatty())

@@ -1,0 +1,224 @@
+"""``sagaspan approvals``: what waits for somebody, and deciding it as the user of this shell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sagaspan.cli._found import ambiguous, with_namespaces
+from sagaspan.cli._options import NEEDS_PERSON, NotFound, Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._render import emit_json, emit_table, lately, say, visible
+from sagaspan.ledger.records import ApprovalState
+
+if TYPE_CHECKING:
+    from sagaspan._approvals import Approvals
+    from sagaspan.approvers import ApprovalRequest
+
+_DIGEST = click.option("--digest", help="Only if it asks about exactly this; what `show` says.")
+_YES = click.option("--yes", "-y", is_flag=True, help="Do not ask: for scripts, which say --digest.")
+
+
+@click.group()
+@common_options
+def approvals() -> None:
+    """What waits for approval, and deciding it.
+
+    You decide as the user of this shell, with its groups as roles: a name that somebody types is nobody.
+    """
+
+
+@approvals.command("list")
+@click.option("--status", "-s", multiple=True, type=click.Choice([state.value for state in ApprovalState]))
+@click.option("--all", "everything", is_flag=True, help="Also those that are decided.")
+@click.option("--run", "run_id", help="Of this run.")
+@click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
+@click.option("--offset", default=0, show_default=True, type=click.IntRange(0))
+@namespace_option
+@common_options
+@pass_settings
+@click.pass_context
+def list_approvals(
+    context: click.Context,
+    settings: Settings,
+    status: tuple[str, ...],
+    everything: bool,
+    run_id: str | None,
+    limit: int,
+    offset: int,
+    namespace: str | None,
+) -> None:
+    """Requests that wait for somebody, newest first; exit 4 if any does."""
+    states = status or (() if everything else (ApprovalState.PENDING,))
+    found = _approvals(settings, namespace).list(status=states, run=run_id, limit=limit, offset=offset)
+    if settings.as_json:
+        emit_json([_as_data(request) for request in found])
+    elif not found:
+        say("No such requests." if status or everything else "Nothing waits for approval.", "green")
+    else:
+        columns = ("id", "tool", "arguments", "run", "state", "approved", "expires")
+        rows = [_row(request) for request in found]
+        store, spaces = settings.open_store(), [request.namespace for request in found]
+        emit_table(*with_namespaces(store, namespace, columns, rows, spaces), spare=("expires", "run"))
+    context.exit(NEEDS_PERSON if any(request.state is ApprovalState.PENDING for request in found) else 0)
+
+
+@approvals.command("show")
+@click.argument("request_id", metavar="ID")
+@common_options
+@pass_settings
+def show_approval(settings: Settings, request_id: str) -> None:
+    """One request: everything of it, from exactly the bytes that are decided about."""
+    print_request(_the_request(settings, request_id)[1], settings)
+
+
+@approvals.command()
+@click.argument("request_id", metavar="ID")
+@_DIGEST
+@_YES
+@common_options
+@pass_settings
+def approve(settings: Settings, request_id: str, digest: str | None, yes: bool) -> None:
+    """Agree to exactly what is shown; it is shown first."""
+    view, request = _the_request(settings, request_id)
+    _confirm(request, "Approve exactly this?", digest=digest, yes=yes)
+    _say_decided(settings, view.approve(request.id, roles=_roles(), digest=digest or request.digest))
+
+
+@approvals.command()
+@click.argument("request_id", metavar="ID")
+@click.option("--reason", help="Why; the model is told.")
+@common_options
+@pass_settings
+def deny(settings: Settings, request_id: str, reason: str | None) -> None:
+    """Say no, which is final for these arguments in that run; also of what was approved and has not started."""
+    view, request = _the_request(settings, request_id)
+    _say_decided(settings, view.deny(request.id, reason))
+
+
+@approvals.command()
+@click.argument("request_id", metavar="ID")
+@click.argument("arguments", metavar="JSON")
+@_DIGEST
+@_YES
+@common_options
+@pass_settings
+def edit(settings: Settings, request_id: str, arguments: str, digest: str | None, yes: bool) -> None:
+    """Agree to other arguments: all of them, as a JSON object. You are one of those who must agree."""
+    view, request = _the_request(settings, request_id)
+    wanted = _parsed(arguments)
+    from sagaspan.rendering import render
+
+    if not yes:
+        click.echo("\n".join(f"  {name}  {value}" for name, value in render(_plain(wanted)).lines), err=True)
+    _confirm(request, "Run it with the arguments above instead of these?", digest=digest, yes=yes)
+    _say_decided(settings, view.edit(request.id, wanted, roles=_roles(), digest=digest or request.digest))
+
+
+def print_request(request: ApprovalRequest, settings: Settings) -> None:
+    """One request, and what to type next."""
+    if settings.as_json:
+        emit_json(_as_data(request))
+        return
+    click.echo(request.text)
+    if request.state is ApprovalState.PENDING:
+        for verb in ("approve", "deny"):
+            click.echo(f"{'next':<12}{settings.command(f'approvals {verb} {request.id}')}")
+
+
+def _the_request(settings: Settings, prefix: str) -> tuple[Approvals, ApprovalRequest]:
+    store = _store(settings)
+    found = store.match_approvals(prefix, limit=11)
+    if not found:
+        raise NotFound(f"there is no request {prefix!r}; see: sagaspan approvals list")
+    if len(found) > 1:
+        raise ambiguous(
+            prefix, "requests", [("approval", one.id, f"{one.tool} {one.state}", one.namespace) for one in found]
+        )
+    view = _approvals(settings)
+    request = view.get(found[0].id)
+    if request is None:  # pruned meanwhile
+        raise NotFound(f"there is no request {prefix!r} any more")
+    return view, request
+
+
+def _approvals(settings: Settings, namespace: str | None = None) -> Approvals:
+    from sagaspan._approvals import Approvals
+    from sagaspan.keys import fingerprint
+
+    guard = settings.load_guard()
+    if guard is None:
+        return Approvals(settings.open_store(), namespace, fingerprint, channel="cli")
+    return Approvals(guard._store, namespace, guard._engine.digest, channel="cli")  # noqa: SLF001 - the same house
+
+
+def _store(settings: Settings) -> Any:
+    guard = settings.load_guard()
+    return settings.open_store() if guard is None else guard._store  # noqa: SLF001 - the same house
+
+
+def _roles() -> tuple[str, ...]:
+    from sagaspan._owner import os_groups
+
+    return os_groups()
+
+
+def _confirm(request: ApprovalRequest, question: str, *, digest: str | None, yes: bool) -> None:
+    """Show what is decided and ask; a script says the digest of what it has seen instead."""
+    if yes:
+        if digest is None:
+            raise click.UsageError("--yes needs --digest, so that what is approved is what was looked at")
+        if request.uninspectable:
+            raise click.UsageError(
+                "some of its arguments cannot be shown, so nobody approves them unseen; leave --yes out"
+            )
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is nobody to ask on this terminal; say --yes --digest DIGEST")
+    click.echo(request.text, err=True)
+    click.confirm(question, abort=True, err=True)
+
+
+def _say_decided(settings: Settings, request: ApprovalRequest) -> None:
+    if settings.as_json:
+        emit_json(_as_data(request))
+        return
+    say(f"Request {request.id} for {visible(request.tool)} is {request.state}.")
+    left = request.approvers - len(request.approved_by)
+    if request.state is ApprovalState.PENDING:
+        say(f"{left} more must agree.")
+    elif request.state is ApprovalState.APPROVED:
+        say(f"Its run {visible(request.run_id)} goes on when it is entered again with the same id.")
+
+
+def _row(request: ApprovalRequest) -> tuple[object, ...]:
+    lines = request.text.split("\n")[1:]
+    shown = [line.strip() for line in lines if line.startswith("  ")]
+    return (request.id, request.tool, ", ".join(shown)[:200], request.run_id, request.state,
+            f"{len(request.approved_by)} of {request.approvers}", lately(request.expires))  # fmt: skip
+
+
+def _as_data(request: ApprovalRequest) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(request)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise click.BadParameter(f"{text!r} is no JSON object of all arguments, such as '{{\"amount\": 50}}'")
+    from sagaspan import codecs
+
+    return {name: codecs.decode(codecs.dump(item)) for name, item in value.items()}
+
+
+def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
+    from sagaspan import codecs
+
+    return {name: codecs.to_json(value, name) for name, value in arguments.items()}

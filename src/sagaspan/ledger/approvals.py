@@ -1,0 +1,234 @@
+"""Requests for approval: pure functions from (request, event, now) to (request, audit row), and what they are about.
+
+The table below is the rules, and the docs print it. What is decided about are the bytes of ``subject``: tool, scope and
+arguments as canonical JSON, in which 1, 1.0, "1" and true are four things. Their digest is fixed when the request is
+made; a request is used once, by the claim of its call, and by no other (rule book (d)).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from sagaspan.codecs import TAG
+from sagaspan.exceptions import ResolutionError
+from sagaspan.keys import canonical
+from sagaspan.ledger.records import ApprovalRecord, ApprovalState, AuditRow
+from sagaspan.ledger.store import ApprovalChange
+from sagaspan.ledger.transitions import IllegalTransition
+
+DAY_SECONDS: Final = 24 * 3600.0
+"""How long a request is open where its policy does not say."""
+
+MAX_REASON: Final = 1000
+"""How many characters of a reason are kept: it is told to a model, and is nobody's essay."""
+
+
+class ApprovalEvent(StrEnum):
+    """What can happen to a request."""
+
+    ASK = "ask"
+    VOTE = "vote"
+    APPROVE = "approve"
+    DENY = "deny"
+    EXPIRE = "expire"
+    SUPERSEDE = "supersede"
+    CONSUME = "consume"
+
+
+class ApprovalSpent(Exception):
+    """The approval that a claim was to use up is not there any more: it was used, taken back, or has expired."""
+
+
+_S, _E = ApprovalState, ApprovalEvent
+APPROVAL_TABLE: Final[Mapping[tuple[ApprovalState | None, ApprovalEvent], ApprovalState]] = {
+    (None, _E.ASK): _S.PENDING,
+    (_S.PENDING, _E.VOTE): _S.PENDING,  # more have to agree
+    (_S.PENDING, _E.APPROVE): _S.APPROVED,
+    (_S.PENDING, _E.DENY): _S.DENIED,
+    (_S.APPROVED, _E.DENY): _S.DENIED,  # taken back before it was used
+    (_S.PENDING, _E.EXPIRE): _S.EXPIRED,
+    (_S.APPROVED, _E.EXPIRE): _S.EXPIRED,
+    (_S.PENDING, _E.SUPERSEDE): _S.SUPERSEDED,
+    (_S.APPROVED, _E.SUPERSEDE): _S.SUPERSEDED,
+    (_S.APPROVED, _E.CONSUME): _S.CONSUMED,
+}
+OPEN: Final = (_S.PENDING, _S.APPROVED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """Who must agree, as a request keeps it: another one is another policy, under which nothing was approved."""
+
+    approvers: int = 1
+    roles: tuple[str, ...] = ()
+    four_eyes: bool = False
+
+    @property
+    def excludes_who_asked(self) -> bool:
+        """Whether who asked, or runs the call, cannot agree to it."""
+        return self.four_eyes or self.approvers > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """One person, or function, that agreed: through which channel, with which roles, and when."""
+
+    by: str
+    channel: str
+    roles: tuple[str, ...] = ()
+    at_us: int = 0
+
+
+def requirement_text(requirement: Requirement) -> str:
+    """A requirement as a request keeps it."""
+    return canonical({**asdict(requirement), "roles": sorted(requirement.roles)}).decode()
+
+
+def requirement_of(record: ApprovalRecord) -> Requirement:
+    """Who must agree to a request."""
+    data = json.loads(record.policy)
+    return Requirement(approvers=data["approvers"], roles=tuple(data["roles"]), four_eyes=data["four_eyes"])
+
+
+def votes_of(record: ApprovalRecord) -> list[Vote]:
+    """Who has agreed to a request so far."""
+    return [Vote(by=by, channel=channel, roles=tuple(roles), at_us=at_us)
+            for by, channel, roles, at_us in json.loads(record.votes)]  # fmt: skip
+
+
+def requested_by(record: ApprovalRecord) -> tuple[str, ...]:
+    """Who asked: the user of the process, and for whom its run works."""
+    return tuple(json.loads(record.requested_by))
+
+
+# -- what it is about ----------------------------------------------------------------------------------------------
+
+
+def subject_of(*, namespace: str, scope: str, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What is decided about, as plain JSON data; ``arguments`` are plain (``codecs.to_json``)."""
+    return {"arguments": exact(arguments), "namespace": namespace, "scope": scope, "tool": tool}
+
+
+def subject_text(subject: Mapping[str, Any]) -> str:
+    """The bytes that are hashed and shown, as text."""
+    return canonical(subject).decode()
+
+
+def arguments_of(record: ApprovalRecord) -> dict[str, Any]:
+    """The arguments in a request, as plain JSON data; raises ``ValueError`` if they cannot be read."""
+    arguments = json.loads(record.subject)["arguments"]
+    if not isinstance(arguments, dict):
+        raise ValueError("they are no arguments")
+    return arguments
+
+
+def exact(data: Any) -> Any:
+    """Plain JSON data in which a whole float is told from an integer: canonical JSON writes both as 1."""
+    if type(data) is float and data.is_integer():
+        return {TAG: "float", "value": repr(data)}
+    if isinstance(data, dict):
+        return {name: exact(item) for name, item in data.items()}
+    return [exact(item) for item in data] if isinstance(data, list) else data
+
+
+# -- transitions ---------------------------------------------------------------------------------------------------
+
+
+def ask(record: ApprovalRecord, actor: str) -> ApprovalChange:
+    """A new request."""
+    return ApprovalChange(record, _row(record, ApprovalEvent.ASK, None, record.created_us, actor))
+
+
+def vote(record: ApprovalRecord, by: Vote) -> ApprovalChange:
+    """One more agrees; with the last of them it is approved. Raises ``ResolutionError`` for who cannot agree."""
+    check_may_vote(record, by.by, by.roles)
+    votes = [*votes_of(record), by]
+    text = json.dumps([[one.by, one.channel, list(one.roles), one.at_us] for one in votes])
+    enough = len(votes) >= requirement_of(record).approvers
+    event = ApprovalEvent.APPROVE if enough else ApprovalEvent.VOTE
+    return _move(record, event, by.at_us, actor=by.by, detail=f"by {by.channel}", votes=text)
+
+
+def check_may_vote(record: ApprovalRecord, by: str, roles: Collection[str]) -> None:
+    """Refuse who cannot agree to a request: who asked (four eyes), who has already, who has none of its roles."""
+    required, tool = requirement_of(record), record.tool
+    if record.state is not ApprovalState.PENDING:
+        raise ResolutionError(
+            f"the request {record.id} for {tool!r} is {record.state}; nothing was decided", tool_ran="no"
+        )
+    if required.excludes_who_asked and by in requested_by(record):
+        raise ResolutionError(
+            f"{by!r} asked for {tool!r} and cannot approve it too; let somebody else decide {record.id}", tool_ran="no"
+        )
+    if any(one.by == by for one in votes_of(record)):
+        raise ResolutionError(
+            f"{by!r} has approved the request {record.id} already; {required.approvers} different people must",
+            tool_ran="no",
+        )
+    if required.roles and not set(required.roles) & set(roles):
+        raise ResolutionError(
+            f"{by!r} has none of the roles {', '.join(required.roles)} that may approve {tool!r}", tool_ran="no"
+        )
+
+
+def deny(record: ApprovalRecord, now_us: int, *, by: str, channel: str, reason: str | None) -> ApprovalChange:
+    """Somebody said no, which ends it."""
+    text = (reason or "").strip()[:MAX_REASON] or None
+    return _move(record, ApprovalEvent.DENY, now_us, actor=by, detail=f"by {channel}", reason=text)
+
+
+def expire(record: ApprovalRecord, now_us: int, actor: str) -> ApprovalChange:
+    """Nobody decided in time, or the approval was not used in time."""
+    return _move(record, ApprovalEvent.EXPIRE, now_us, actor=actor)
+
+
+def supersede(record: ApprovalRecord, now_us: int, *, actor: str, why: str) -> ApprovalChange:
+    """Another request takes its place."""
+    return _move(record, ApprovalEvent.SUPERSEDE, now_us, actor=actor, detail=why)
+
+
+def consume(record: ApprovalRecord, now_us: int, *, actor: str, call_id: str) -> ApprovalChange:
+    """The claim of its call uses it up."""
+    change = _move(record, ApprovalEvent.CONSUME, now_us, actor=actor, detail=f"call {call_id}", call_id=call_id)
+    return replace(change, consumes_at=now_us)
+
+
+def is_due(record: ApprovalRecord, now_us: int) -> bool:
+    """Whether an open request is past its end."""
+    return record.state in OPEN and record.expires_us <= now_us
+
+
+Digest = Callable[[Any], str]
+"""The hash of plain JSON data; keyed where a codec hides what is recorded."""
+
+
+def _move(
+    record: ApprovalRecord, event: ApprovalEvent, now_us: int, *, actor: str, detail: str | None = None, **changes: Any
+) -> ApprovalChange:
+    state = APPROVAL_TABLE.get((record.state, event))
+    if state is None:
+        raise IllegalTransition(f"request {record.id}: {event} is not allowed in state {record.state}")
+    if state not in OPEN:
+        changes["ended_us"] = now_us
+    after = replace(record, state=state, version=record.version + 1, **changes)
+    return ApprovalChange(after, _row(after, event, record.state, now_us, actor, detail), record.version)
+
+
+def _row(
+    record: ApprovalRecord,
+    event: ApprovalEvent,
+    before: ApprovalState | None,
+    now_us: int,
+    actor: str,
+    detail: str | None = None,
+) -> AuditRow:
+    # Not under the id of the call: what is in doubt of a call is judged by the rows that have it.
+    about = f"{record.id} {record.digest}"
+    return AuditRow(
+        at_us=now_us, namespace=record.namespace, run_id=record.run_id, call_id=None, event=f"approval.{event}",
+        from_state=before, to_state=record.state, actor=actor, detail=f"{about} {detail}" if detail else about,
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Deciding requests: what an approver, a web app and the command line do with them, each in one commit.
+
+A decision is bound to the request as it was read: whoever comes second finds it decided, and is told so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sagaspan import _owner as owner
+from sagaspan import codecs
+from sagaspan._clock import new_id, now_us
+from sagaspan.exceptions import ResolutionError
+from sagaspan.ledger import approvals
+from sagaspan.ledger.approvals import OPEN, Digest, Vote
+from sagaspan.ledger.records import ApprovalRecord
+from sagaspan.ledger.store import ApprovalChange, Store
+
+
+def get(store: Store, approval_id: str) -> ApprovalRecord:
+    """The request of this id, expired if it is due; raises ``ResolutionError`` if there is none."""
+    record = store.approval(approval_id)
+    if record is None:
+        raise ResolutionError(f"there is no request {approval_id!r}; see: sagaspan approvals list", tool_ran="no")
+    return as_due(store, record)
+
+
+def as_due(store: Store, record: ApprovalRecord) -> ApprovalRecord:
+    """``record`` as it is now: one that nobody decided in time is expired, on record."""
+    while approvals.is_due(record, now_us()):
+        change = approvals.expire(record, now_us(), owner.this_process())
+        if store.commit([change], synced=False):
+            return change.record
+        record = store.approval(record.id) or record
+    return record
+
+
+def approve(store: Store, record: ApprovalRecord, vote: Vote, *, digest: str | None = None) -> ApprovalRecord:
+    """``vote`` for a request, if it is (still) about ``digest``; raises ``ResolutionError``."""
+    record = as_due(store, record)
+    _check_open(record)
+    _check_readable(record)
+    _check_digest(record, digest)
+    return _saved(store, approvals.vote(record, vote))
+
+
+def deny(store: Store, record: ApprovalRecord, *, by: str, channel: str, reason: str | None) -> ApprovalRecord:
+    """End a request with a no; raises ``ResolutionError`` if it has ended."""
+    record = as_due(store, record)
+    _check_open(record)
+    return _saved(store, approvals.deny(record, now_us(), by=by, channel=channel, reason=reason))
+
+
+def edit(
+    store: Store,
+    record: ApprovalRecord,
+    arguments: Mapping[str, Any],
+    vote: Vote,
+    *,
+    make_digest: Digest,
+    digest: str | None = None,
+) -> ApprovalRecord:
+    """A new request with all ``arguments`` (plain JSON data) in the place of this one; its editor agrees to it.
+
+    Raises ``ResolutionError`` for arguments of other names, and for who could not agree.
+    """
+    record = as_due(store, record)
+    _check_open(record)
+    _check_readable(record)
+    _check_digest(record, digest)
+    known = sorted(approvals.arguments_of(record))
+    if sorted(arguments) != known:
+        raise ResolutionError(
+            f"an edit gives all arguments of {record.tool!r}: {', '.join(known) or 'none'}; it has "
+            f"{', '.join(sorted(arguments)) or 'none'}",
+            tool_ran="no",
+        )
+    subject = approvals.subject_of(
+        namespace=record.namespace, scope=record.scope, tool=record.tool, arguments=arguments
+    )
+    now = now_us()
+    new = replace(
+        record, id=new_id(now), subject=approvals.subject_text(subject), digest=make_digest(subject), edits=record.id,
+        version=1, votes="[]", created_us=now, expires_us=now + record.expires_us - record.created_us,
+    )  # fmt: skip
+    agreed = approvals.vote(new, vote)
+    changes = [
+        approvals.supersede(record, now, actor=vote.by, why=f"edited as {new.id}"),
+        approvals.ask(new, vote.by),
+        agreed,
+    ]
+    if not store.commit(changes, synced=True):
+        raise _stale(record)
+    return agreed.record
+
+
+def _saved(store: Store, change: ApprovalChange) -> ApprovalRecord:
+    if not store.commit([change], synced=True):
+        raise _stale(change.record)
+    return change.record
+
+
+def _check_open(record: ApprovalRecord) -> None:
+    if record.state not in OPEN:
+        raise ResolutionError(
+            f"the request {record.id} for {record.tool!r} is {record.state}; nothing was decided", tool_ran="no"
+        )
+
+
+def _check_readable(record: ApprovalRecord) -> None:
+    if codecs.is_encrypted(record.subject):
+        raise ResolutionError(
+            f"what the request {record.id} asks about is encrypted, and there is no codec here that reads it, so "
+            "nobody can agree to it here; use the guard that has it (--app MODULE:GUARD)",
+            tool_ran="no",
+        )
+
+
+def _check_digest(record: ApprovalRecord, digest: str | None) -> None:
+    if digest is not None and digest != record.digest:
+        raise ResolutionError(
+            f"the request {record.id} is about other arguments than those with the digest {digest!r}; look again: "
+            f"sagaspan approvals show {record.id}",
+            tool_ran="no",
+        )
+
+
+def _stale(record: ApprovalRecord) -> ResolutionError:
+    return ResolutionError(
+        f"the request {record.id} for {record.tool!r} was decided by somebody else meanwhile; nothing was decided now",
+        tool_ran="no",
+    )
+
+
+def decided_by(record: ApprovalRecord) -> str:
+    """Who agreed, for people."""
+    return ", ".join(f"{one.by} ({one.channel})" for one in approvals.votes_of(record))
+
+
+def facts_of(record: ApprovalRecord) -> dict[str, Any]:
+    """What is shown beside the subject."""
+    facts = json.loads(record.facts)
+    return facts if isinstance(facts, dict) else {}

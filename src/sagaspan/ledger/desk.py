@@ -1,0 +1,297 @@
+"""Where requests are made, found again and put to the approver of a guard.
+
+One request is open for a call: who asks about it second attaches. A no, and a request that nobody decided in time, are
+final for these arguments in that run. Errors, timeouts and missing approvers refuse (rule book (d) 3).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sagaspan import _owner as owner
+from sagaspan import codecs
+from sagaspan._backends import UNWATCHED, BodyTimeout
+from sagaspan._call import Call
+from sagaspan._clock import monotonic, new_id, now_us
+from sagaspan._compensation import is_async_callable
+from sagaspan._console import Console, somebody_is_there
+from sagaspan._context import nothing_in_force
+from sagaspan.approvers import LATER, Approve, Approver, Deny, Edit, Inbox
+from sagaspan.exceptions import (
+    ApprovalDenied,
+    ApprovalExpired,
+    ApprovalPending,
+    KeyConflict,
+    ResolutionError,
+)
+from sagaspan.keys import BUSINESS_SCOPE, KeySource
+from sagaspan.ledger import approvals, decisions
+from sagaspan.ledger.approvals import Digest, Requirement, Vote
+from sagaspan.ledger.records import ApprovalRecord, ApprovalState
+from sagaspan.ledger.requests import request_of
+from sagaspan.ledger.store import ApprovalChange, Store
+from sagaspan.rendering import cut
+
+_log = logging.getLogger("sagaspan")
+OUTSIDE: Final = "outside"
+"""The scope of requests for calls outside any run: an equal call uses the approval, in whatever process."""
+
+_PAUSE: Final = 0.5
+_IN_PLACE: Final = ("auto", "inbox", "console")
+"""Channels whose approvers answer at once, or must be asked by the very thread that can be interrupted."""
+
+_ENDED: Final = (ApprovalState.DENIED, ApprovalState.EXPIRED)
+
+
+class Desk:
+    """The requests of one guard, and its approver (None: nobody is asked here, and the log says where to decide)."""
+
+    def __init__(self, store: Store, digest: Digest, approver: Approver | None) -> None:
+        self._store = store
+        self._digest = digest
+        self._approver = approver
+        self._warned = False
+        self._asking: set[str] = set()
+
+    async def ask(self, call: Call, plain: Mapping[str, Any]) -> ApprovalRecord:
+        """An approved request for this call, or one with other arguments that took its place.
+
+        Raises ``ApprovalDenied``, ``ApprovalExpired``, ``ApprovalPending``, ``KeyConflict`` or ``StoreError``.
+        """
+        record, digest = await call.io(self._request, call, plain)
+        approver = self._approver or self._default(call)
+        deadline = monotonic() + approver.wait
+        pause = 0.05
+        while record.state is ApprovalState.PENDING and record.digest == digest:
+            if record.id not in self._asking:
+                asked = record.id
+                self._asking.add(asked)
+                try:
+                    record = await self._put_to(approver, call, record)
+                finally:
+                    self._asking.discard(asked)
+            if record.state is ApprovalState.PENDING:
+                if monotonic() >= deadline and record.id not in self._asking:
+                    raise _pending(call, record)
+                await call.sleep(pause)
+                pause = min(pause * 1.5, _PAUSE)
+            record = await call.io(self._latest, record)
+        _check_not_ended(call, record)
+        if record.digest != digest and record.state in approvals.OPEN:  # edited: it is judged as that call first
+            return record
+        if record.state is not ApprovalState.APPROVED:  # used by an equal call meanwhile
+            return await self.ask(call, plain)
+        _check_executor(call, record)
+        return record
+
+    async def withdraw(self, call: Call) -> ApprovalRecord | None:
+        """The approved request of an edited call of which nobody need be asked; one that waits is closed."""
+        record = await call.io(self._store.approval, call.edited or "")
+        if record is None or record.state is not ApprovalState.PENDING:
+            return record if record is not None and record.state is ApprovalState.APPROVED else None
+        change = approvals.supersede(record, now_us(), actor=owner.this_process(), why="nobody need be asked of it")
+        await call.io(self._store.commit, [change], synced=False)
+        return None
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def _request(self, call: Call, plain: Mapping[str, Any]) -> tuple[ApprovalRecord, str]:
+        """The open request for ``call``, or a new one, and the digest of ``call``; raises what was decided for good."""
+        scope, key = address_of(call)
+        subject = approvals.subject_of(namespace=call.run.namespace, scope=scope, tool=call.tool.name, arguments=plain)
+        text, digest = approvals.subject_text(subject), self._digest(subject)
+        policy = approvals.requirement_text(requirement_for(call))
+        while True:
+            found = self._store.approvals_about(call.run.namespace, scope, call.tool.name, key, digest)
+            found = [decisions.as_due(self._store, record) for record in found]
+            self._check_final(call, found, digest)
+            known = next((one for one in found if one.key == key and one.state in approvals.OPEN), None)
+            if (
+                known is not None
+                and known.policy == policy
+                and (known.digest == digest or _edits(known, found, digest))
+            ):
+                return known, digest
+            changes: list[ApprovalChange] = []
+            if known is not None:
+                if known.digest != digest and call.key.source is KeySource.BUSINESS:
+                    raise KeyConflict(
+                        f"tool {call.tool.name!r} did not run: under the key {call.key.value!r} the request {known.id} "
+                        "asks about other arguments. Use a new key, or the same arguments"
+                    )
+                why = "other arguments" if known.policy == policy else "another policy"
+                changes = [approvals.supersede(known, now_us(), actor=owner.this_process(), why=why)]
+            new = self._new(call, scope, key, text, digest, policy)
+            if self._store.commit([*changes, approvals.ask(new, owner.this_process())], synced=True):
+                return new, digest
+
+    def _check_final(self, call: Call, found: list[ApprovalRecord], digest: str) -> None:
+        """A no stands for these arguments in this run, however often they are asked about."""
+        for record in found:
+            same = record.digest == digest or _edits(record, found, digest)
+            if same and record.state in _ENDED and record.run_id == call.run.id:
+                _check_not_ended(call, record)
+
+    def _new(self, call: Call, scope: str, key: str, text: str, digest: str, policy: str) -> ApprovalRecord:
+        now = now_us()
+        asking = dict.fromkeys(filter(None, (owner.os_user(), call.run.user, call.run.agent)))
+        requirement, compensate = call.tool.policy.approval, call.tool.policy.compensate
+        facts = {
+            "run": call.run.name, "effect": call.tool.policy.effect,
+            "compensate": compensate if isinstance(compensate, str) else getattr(compensate, "__name__", None),
+            "gate": "; ".join(gate.says for gate in call.tool.gates),
+        }  # fmt: skip
+        lasts = approvals.DAY_SECONDS if requirement is None else requirement.expires_in
+        return ApprovalRecord(
+            id=new_id(now), namespace=call.run.namespace, run_id=call.run.id, scope=scope, tool=call.tool.name, key=key,
+            call_id=call.id, subject=text, digest=digest, policy=policy, facts=json.dumps(facts),
+            requested_by=json.dumps(list(asking)),
+            created_us=now, expires_us=now + int(lasts * 1e6),
+        )  # fmt: skip
+
+    def _latest(self, record: ApprovalRecord) -> ApprovalRecord:
+        """The request as it is now, or the one that took its place."""
+        now = decisions.as_due(self._store, self._store.approval(record.id) or record)
+        if now.state is not ApprovalState.SUPERSEDED:
+            return now
+        about = self._store.approvals_about(now.namespace, now.scope, now.tool, now.key)
+        return next((one for one in about if one.state in approvals.OPEN), now)
+
+    # -- the approver ------------------------------------------------------------------------------------------
+
+    def _default(self, call: Call) -> Approver:
+        """Who is asked where nobody said: the terminal if somebody is there, else the inbox, which the log names."""
+        if not call.backend.is_async and somebody_is_there():
+            return Console()
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "this guard has no approver, so what must be approved waits in the ledger; decide it with "
+                "`sagaspan approvals list`, or say approver='inbox' if that is meant"
+            )
+        return Inbox()
+
+    async def _put_to(self, approver: Approver, call: Call, record: ApprovalRecord) -> ApprovalRecord:
+        """Ask ``approver``, and record what it says; a request that is not decided by that is returned as it was."""
+        answer = await self._answer(approver, call, record)
+        if answer is LATER:
+            return record
+        try:
+            return await call.io(self._decide, record, answer, approver.channel)
+        except ResolutionError as error:
+            now = await call.io(self._latest, record)
+            if now.state is ApprovalState.PENDING and now.version == record.version:  # it was no one who may say so
+                _log.warning("%s", error)
+            return now
+
+    async def _answer(self, approver: Approver, call: Call, record: ApprovalRecord) -> Any:
+        request = request_of(record)
+        is_async = getattr(approver, "is_async", None) or is_async_callable(approver.decide)
+
+        def ask() -> Any:
+            with nothing_in_force():
+                return approver.decide(request)
+
+        async def aask() -> Any:
+            with nothing_in_force():
+                return await approver.decide(request)
+
+        left = max((record.expires_us - now_us()) / 1e6, 0.001)
+        try:
+            answer = await call.backend.run_body(
+                aask if is_async else ask, is_async=is_async,
+                timeout=None if approver.channel in _IN_PLACE else left, watch=UNWATCHED,
+            )  # fmt: skip
+        except BodyTimeout:
+            return Deny("nobody decided in time")
+        except Exception as error:  # noqa: BLE001 - an approver that breaks has not agreed
+            _log.warning("the approver of tool %r failed, so it is refused", call.tool.name, exc_info=error)
+            return Deny(f"the approver failed: {type(error).__name__}")
+        return _as_decision(answer)
+
+    def _decide(self, record: ApprovalRecord, answer: Any, channel: str) -> ApprovalRecord:
+        by = answer.by or owner.os_user()  # an approver that names nobody speaks for who runs it
+        if isinstance(answer, Deny):
+            return decisions.deny(self._store, record, by=by, channel=channel, reason=answer.reason)
+        vote = Vote(by=by, channel=channel, roles=tuple(answer.roles), at_us=now_us())
+        if isinstance(answer, Approve):
+            return decisions.approve(self._store, record, vote, digest=record.digest)
+        try:
+            plain = {name: codecs.to_json(value, name) for name, value in answer.arguments.items()}
+            return decisions.edit(self._store, record, plain, vote, make_digest=self._digest)
+        except (codecs.Unencodable, AttributeError) as problem:
+            reason = f"the edit cannot be recorded: {problem}"
+            return decisions.deny(self._store, record, by=by, channel=channel, reason=reason)
+
+
+def _as_decision(answer: Any) -> Any:
+    """What an approver said, as a decision; what is none refuses."""
+    if answer is True:
+        return Approve()
+    if answer is False:
+        return Deny()
+    if isinstance(answer, Approve | Deny | Edit) or (isinstance(answer, str) and answer == LATER):
+        return LATER if isinstance(answer, str) else answer
+    return Deny(f"the approver answered {type(answer).__name__}, which is no decision")
+
+
+def _edits(record: ApprovalRecord, found: list[ApprovalRecord], digest: str) -> bool:
+    """Whether ``record`` took the place of a request with this digest."""
+    by_id = {one.id: one for one in found}
+    while record.edits is not None and record.edits in by_id:
+        record = by_id[record.edits]
+        if record.digest == digest:
+            return True
+    return False
+
+
+def address_of(call: Call) -> tuple[str, str]:
+    """Under which scope and key requests for ``call`` are found: never those of another run."""
+    if call.run.is_session:
+        return (OUTSIDE, call.key.fingerprint) if call.key.source is KeySource.UNIQUE else (OUTSIDE, call.key.value)
+    if call.key.scope == BUSINESS_SCOPE:
+        return f"run#{call.run.generation}:{call.run.id}/{BUSINESS_SCOPE}", call.key.value
+    return call.key.scope, call.key.value
+
+
+def requirement_for(call: Call) -> Requirement:
+    """Who must agree to ``call``."""
+    asked = call.tool.policy.approval
+    if asked is None:
+        return Requirement()
+    return Requirement(approvers=asked.approvers, roles=tuple(sorted(asked.roles)), four_eyes=asked.four_eyes)
+
+
+def _check_not_ended(call: Call, record: ApprovalRecord) -> None:
+    if record.state is ApprovalState.EXPIRED:
+        raise ApprovalExpired(
+            f"tool {call.tool.name!r} did not run: nobody approved it in time (request {record.id}), which is a no for "
+            "this run"
+        )
+    if record.state is ApprovalState.DENIED:
+        why = "" if record.reason is None else f": {cut(codecs.legible(record.reason) or '')}"
+        raise ApprovalDenied(
+            f"tool {call.tool.name!r} did not run: request {record.id} was denied{why}. That is final for these "
+            "arguments in this run"
+        )
+
+
+def _check_executor(call: Call, record: ApprovalRecord) -> None:
+    """Four eyes: who runs the call has not approved it either."""
+    me = owner.os_user()
+    if approvals.requirement_of(record).excludes_who_asked and any(one.by == me for one in approvals.votes_of(record)):
+        raise ApprovalDenied(
+            f"tool {call.tool.name!r} did not run: {me!r} approved it ({record.id}) and cannot run it too (four eyes)"
+        )
+
+
+def _pending(call: Call, record: ApprovalRecord) -> ApprovalPending:
+    again = "call it again" if call.run.is_session else f"enter the run {call.run.id!r} again"
+    return ApprovalPending(
+        f"tool {call.tool.name!r} waits for approval {record.id}: sagaspan approvals show {record.id}; when it is "
+        f"decided, {again}",
+        approval_id=record.id,
+    )

@@ -1,0 +1,77 @@
+"""A request as people and approvers see it: everything from the bytes that were hashed, and none of it obeyed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sagaspan import codecs
+from sagaspan.approvers import ApprovalRequest
+from sagaspan.ledger.approvals import arguments_of, requested_by, requirement_of, votes_of
+from sagaspan.ledger.decisions import decided_by, facts_of
+from sagaspan.ledger.records import ApprovalRecord, moment
+from sagaspan.rendering import UNINSPECTABLE, Rendered, cut, render, visible
+
+_ENCRYPTED = Rendered(
+    (("arguments", f"{UNINSPECTABLE} (encrypted; use the guard that has the codec: --app)"),), ("arguments",)
+)
+_DAMAGED = Rendered((("arguments", f"{UNINSPECTABLE} (its record is damaged)"),), ("arguments",))
+
+
+def request_of(record: ApprovalRecord) -> ApprovalRequest:
+    """The user's view of a request."""
+    required, rendered = requirement_of(record), _rendered(record)
+    return ApprovalRequest(
+        id=record.id, tool=record.tool, args=_args(record), digest=record.digest, state=record.state,
+        reason=codecs.legible(record.reason), run_id=record.run_id, call_id=record.call_id, namespace=record.namespace,
+        approvers=required.approvers, roles=required.roles, four_eyes=required.excludes_who_asked,
+        requested_by=requested_by(record), approved_by=tuple(one.by for one in votes_of(record)), edits=record.edits,
+        facts=facts_of(record), uninspectable=bool(rendered.uninspectable), created=moment(record.created_us),
+        expires=moment(record.expires_us), ended=None if record.ended_us is None else moment(record.ended_us),
+        version=record.version, text=_text(record, rendered),
+    )  # fmt: skip
+
+
+def _rendered(record: ApprovalRecord) -> Rendered:
+    if codecs.is_encrypted(record.subject):
+        return _ENCRYPTED
+    try:
+        return render(arguments_of(record))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return _DAMAGED
+
+
+def _args(record: ApprovalRecord) -> dict[str, Any]:
+    try:
+        value = codecs.decode(codecs.dump(arguments_of(record)))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {"": codecs.Unreadable("<cannot be read>")}
+    return value if isinstance(value, dict) else {}
+
+
+def _text(record: ApprovalRecord, rendered: Rendered) -> str:
+    facts = facts_of(record)
+    width = max((len(name) for name, _ in rendered.lines), default=0)
+    lines = [f"{visible(record.tool)}", *(f"  {name:<{width}}  {value}" for name, value in rendered.lines)]
+    notes = [
+        ("warning", "; ".join((*(f"{path} cannot be inspected" for path in rendered.uninspectable), *rendered.mixed))),
+        ("run", f"{visible(facts.get('run') or '')} {visible(record.run_id)}".strip()),
+        ("effect", facts.get("effect") or "undeclared"),
+        ("undone by", facts.get("compensate") or "nothing"),
+        ("why asked", facts.get("gate")),
+        ("asked by", ", ".join(requested_by(record))),
+        ("needs", _needs(record)),
+        ("approved by", decided_by(record)),
+        ("denied", None if record.reason is None else cut(codecs.legible(record.reason) or "")),
+        ("edits", record.edits),
+        ("state", record.state),
+        ("expires", moment(record.expires_us).strftime("%Y-%m-%d %H:%M:%S UTC")),
+        ("digest", record.digest),
+    ]
+    return "\n".join([*lines, *(f"{name:<12}{visible(value)}" for name, value in notes if value)])
+
+
+def _needs(record: ApprovalRecord) -> str:
+    required = requirement_of(record)
+    people = "1 person" if required.approvers == 1 else f"{required.approvers} different people"
+    who = f", each with one of the roles {', '.join(required.roles)}" if required.roles else ""
+    return people + who + (", none of them who asked" if required.excludes_who_asked else "")

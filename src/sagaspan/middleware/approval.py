@@ -1,0 +1,131 @@
+"""Approval: a call that its policy asks about runs only with an approval of exactly its arguments (rule book (d)).
+
+From here on nobody but the guard has the arguments: they are copied before anything is decided or hashed. The claim
+uses the approval up, so that no crash and no race can separate it from the call. Errors, timeouts and missing
+approvers refuse.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from sagaspan import codecs
+from sagaspan._call import Call, Result
+from sagaspan._middleware import CallNext
+from sagaspan._tool import Tool
+from sagaspan.exceptions import ApprovalDenied
+from sagaspan.keys import canonical
+from sagaspan.ledger.approvals import ApprovalSpent, arguments_of, exact
+from sagaspan.ledger.records import ApprovalRecord
+
+Plain = Callable[[Tool, Mapping[str, Any]], dict[str, Any]]
+"""The arguments of a call as JSON data, as they are recorded."""
+
+
+class Desk(Protocol):
+    """Where requests are made, and approvers asked."""
+
+    async def ask(self, call: Call, plain: Mapping[str, Any]) -> ApprovalRecord:
+        """An approved request for this call, or one that edits it; raises ``ApprovalPending`` or ``Refused``."""
+
+    async def withdraw(self, call: Call) -> ApprovalRecord | None:
+        """The approved request of an edited call of which nobody need be asked; one that waits is closed."""
+
+
+class Edited(Exception):
+    """The call goes on with other arguments: it starts again where loops are looked for."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__("edited")
+        self.call = call
+
+
+class EditsMiddleware:
+    """Starts an edited call again; its key stays that of the requested arguments."""
+
+    async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
+        if not call.tool.gates:
+            return await call_next(call)
+        while True:
+            try:
+                return await call_next(call)
+            except Edited as edited:
+                call = edited.call
+
+
+class ApprovalMiddleware:
+    """``serve`` is the ledger's answer to a call that is on record: nobody is asked about that again.
+
+    ``look`` raises for a call that no budget would pay for: nobody is asked about that either.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        serve: Callable[[Call], Awaitable[Result | None]],
+        plain: Plain,
+        look: Callable[[Call], None],
+    ) -> None:
+        self._look = look
+        self._desk = desk
+        self._serve = serve
+        self._plain = plain
+
+    async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
+        if not call.tool.gates:
+            return await call_next(call)
+        call, plain = self._copied(call)
+        if not any(gate.asks(call.arguments) for gate in call.tool.gates):
+            if call.edited is not None:
+                call = call.declare(approval=await self._desk.withdraw(call))
+            return await call_next(call)
+        if not (call.resumed or call.replaying):
+            served = await self._serve(call)
+            if served is not None:
+                return served
+        await call.io(self._look, call)
+        spent: ApprovalRecord | None = None
+        while True:
+            record = await self._desk.ask(call, plain)
+            if record == spent:  # nothing has changed it, and it is not to be used: its row says what it should not
+                raise ApprovalDenied(
+                    f"tool {call.tool.name!r} did not run: the approval {record.id} cannot be used. See: sagaspan "
+                    f"approvals show {record.id}"
+                )
+            if canonical(arguments_of(record)) != canonical(exact(plain)):
+                raise Edited(_edited(call, record, plain))
+            try:
+                return await call_next(call.declare(approval=record))
+            except ApprovalSpent:  # used, taken back or expired since it was read: it is asked about anew
+                spent = record
+
+    def _copied(self, call: Call) -> tuple[Call, dict[str, Any]]:
+        """The call with arguments that nobody else holds, recorded as what they are now."""
+        try:
+            arguments = copy.deepcopy(dict(call.arguments))
+        except Exception as error:
+            raise ApprovalDenied(
+                f"tool {call.tool.name!r} did not run: its arguments cannot be copied ({type(error).__name__}), so "
+                "they could change after somebody approved them; pass plain data"
+            ) from error
+        plain = self._plain(call.tool, arguments)
+        return replace(call, arguments=arguments, encoded=codecs.dump(plain)), plain
+
+
+def _edited(call: Call, record: ApprovalRecord, plain: Mapping[str, Any]) -> Call:
+    """``call`` with the arguments of ``record``; what was not changed stays the very object that it is."""
+    wanted, arguments = arguments_of(record), dict(call.arguments)
+    for name, value in call.arguments.items():
+        if canonical(wanted[name]) == canonical(exact(plain[name])):
+            continue
+        recorded = codecs.decode(codecs.dump(plain[name]))
+        if codecs.holds_redacted(codecs.dump(wanted[name])) or codecs.differs(value, recorded, name) is not None:
+            raise ApprovalDenied(
+                f"tool {call.tool.name!r} did not run: its argument {name!r} was edited, and is a "
+                f"{type(value).__qualname__}, which cannot be made again from what was approved. Deny it instead"
+            )
+        arguments[name] = codecs.decode(codecs.dump(wanted[name]))
+    return replace(call, arguments=arguments, edited=record.id)
