@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from sagaspan._probe import Applied, Unsure
     from sagaspan._prune import Pruned
     from sagaspan._recovery import Recovery
-    from sagaspan._rollback import Undone
     from sagaspan._run import Run
     from sagaspan._tool import Tool
+    from sagaspan._undone import Undone
     from sagaspan.approvers import ApprovalRequest, Approve, Approver, Deny, Edit, Inbox
     from sagaspan.budget import Budget
     from sagaspan.exceptions import (
@@ -62,7 +62,7 @@ _HOMES = {
     "sagaspan._middleware": ("CallNext", "Middleware", "compose"),
     "sagaspan._prune": ("Pruned",),
     "sagaspan._recovery": ("Recovery",),
-    "sagaspan._rollback": ("Undone",),
+    "sagaspan._undone": ("Undone",),
     "sagaspan._probe": ("Applied", "Unsure"),
     "sagaspan._run": ("Run",),
     "sagaspan._tool": ("Tool",),

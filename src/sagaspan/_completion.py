@@ -23,7 +23,7 @@ from sagaspan import codecs
 from sagaspan._backends import Backend
 from sagaspan._call import Result
 from sagaspan._clock import now_us
-from sagaspan._rollback import steps_of
+from sagaspan._steps import steps_of
 from sagaspan.exceptions import CallInProgress, CompensationFailed, OutcomeUnknown, RunError, RunInProgress
 from sagaspan.ledger import transitions
 from sagaspan.ledger.budgets import settling

@@ -35,10 +35,10 @@ from sagaspan._loops import check_loop
 from sagaspan._middleware import Middleware
 from sagaspan._prune import Pruned, Pruner, cutoff_us
 from sagaspan._recovery import Recoverer, Recovery
-from sagaspan._rollback import Undone
 from sagaspan._run import Run
 from sagaspan._tool import MARK, Tool, tool_behind, tool_of
 from sagaspan._undo import compensate
+from sagaspan._undone import Undone
 from sagaspan._usage import Spending, spending_of, usage_by
 from sagaspan._views import Calls, Runs
 from sagaspan.approvers import ApprovalRequest, Approver, approver_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sagaspan._rollback import on_their_own, uncommitted
+from sagaspan._steps import on_their_own, uncommitted
 from sagaspan.ledger.asked import Asked
 from sagaspan.ledger.families import family
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, RunState

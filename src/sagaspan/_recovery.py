@@ -23,8 +23,9 @@ from sagaspan._clock import monotonic, now_us
 from sagaspan._durations import microseconds
 from sagaspan._endings import PIVOT, Ending
 from sagaspan._retries import ONCE, due_us
-from sagaspan._rollback import Steps, Undone, steps_of
 from sagaspan._run import Run
+from sagaspan._steps import Steps, steps_of
+from sagaspan._undone import Undone
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger import pivots, transitions
 from sagaspan.ledger.in_doubt import earliest_sent_us, history

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from opentelemetry.trace import Span, Tracer
@@ -21,12 +21,11 @@ from sagaspan._call import Call
 from sagaspan._clock import monotonic, new_id, now_us
 from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation, Handler
 from sagaspan._tool import tool_of
+from sagaspan._undone import Undone
 from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
-from sagaspan.ledger import pivots, transitions
+from sagaspan.ledger import transitions
 from sagaspan.ledger.attempts import Ended, UntilSettled, run_attempts
-from sagaspan.ledger.committed import is_committed
-from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
 from sagaspan.ledger.looking import SECONDS, look
@@ -37,12 +36,11 @@ from sagaspan.ledger.records import (
     CallState,
     Phase,
     RunRecord,
-    RunState,
     call_info,
     is_encrypted,
     names_of,
 )
-from sagaspan.ledger.resolution import IN_DOUBT, LATE, is_unsent
+from sagaspan.ledger.resolution import IN_DOUBT, LATE
 from sagaspan.ledger.store import CallChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Policy, Retry
@@ -60,182 +58,7 @@ _LEAST_SECONDS: Final = 0.5
 
 PATIENT: Final = Retry(attempts=3, initial_delay=0.25, max_delay=2.0)
 UNDO_KEY: Final = "undo"
-CLOSED_WITH_OUTER: Final = (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
-"""States in which a nested run is undone with the one it is in."""
-
-WITH_OUTER: Final = "outer run"
-"""The ``reason`` of a nested run that was."""
-
 _UNREADABLE: Final = "which cannot be read in the ledger"
-_HAPPENED: Final = (CallState.DONE, CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
-_UNSURE: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.RUNNING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """A run's steps by what a rollback makes of them; ``undoable`` in the order of undoing.
-
-    ``kept`` are those that are not undone any more, because a pivot after them is done; ``safe`` the ids of those that
-    may be undone while they are in doubt.
-    """
-
-    undoable: tuple[CallRecord, ...]
-    kept: tuple[CallRecord, ...]
-    not_compensable: tuple[CallRecord, ...]
-    unresolved: tuple[CallRecord, ...]
-    safe: frozenset[str]
-    undeclared: tuple[CallRecord, ...]
-    unsent: tuple[CallRecord, ...]
-    undone: bool
-
-    @property
-    def expected(self) -> tuple[CallRecord, ...]:
-        """What is undone if those that say they are running have lost their process."""
-        lost = [call for call in self.unresolved if call.state is CallState.RUNNING and call.id in self.safe]
-        return tuple(sorted((*self.undoable, *lost), key=lambda call: call.claim_seq, reverse=True))
-
-    @property
-    def happened(self) -> bool:
-        """Whether there is anything to undo, or that should be, or that was before this process took over."""
-        return bool(self.undoable or self.kept or self.not_compensable or self.undone)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Undone:
-    """What a rollback did, or would do: steps ``undone``, ``failed`` to undo, and ``not_compensable`` by declaration.
-
-    ``kept`` steps are not undone any more, because a pivot after them is done. ``queued`` ones wait, in their order,
-    for a process in which their compensation is registered; ``undeclared`` ones have no policy that says whether they
-    changed anything. ``unsent`` ones were deferred, and are not sent any more. ``unfinished``: those of ``failed``
-    whose compensation still runs, so that its end is recorded later.
-    """
-
-    undone: tuple[CallInfo, ...] = ()
-    failed: tuple[CallInfo, ...] = ()
-    kept: tuple[CallInfo, ...] = ()
-    not_compensable: tuple[CallInfo, ...] = ()
-    queued: tuple[CallInfo, ...] = ()
-    undeclared: tuple[CallInfo, ...] = ()
-    unsent: tuple[CallInfo, ...] = ()
-    unfinished: tuple[CallInfo, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to a person or to another process."""
-        return not (self.failed or self.kept or self.not_compensable or self.queued)
-
-    def sentence(self, run_id: str) -> str:
-        """What was undone and what is open, for the note on the original error."""
-        parts = [f"sagaspan: run {run_id!r}: undone {_names(self.undone) or 'nothing'}"]
-        running = {step.id for step in self.unfinished}
-        failed = [step for step in self.failed if step.id not in running]
-        if failed:
-            parts.append(f"NOT undone, a person must look: {_names(failed)} (sagaspan show {run_id})")
-        if running:
-            parts.append(
-                f"NOT undone yet, because what undoes it still runs: {_names(self.unfinished)}; its end is recorded "
-                f"(sagaspan show {run_id})"
-            )
-        if self.queued:
-            parts.append(
-                f"NOT undone yet: {_names(self.queued)}; {lacking(self.queued[0])}, so this waits for one that has it"
-            )
-        if self.kept:
-            parts.append(f"not undone any more, because a pivot after them is done: {_names(self.kept)}")
-        if self.not_compensable:
-            parts.append(f"declared without compensate, so still in force: {_names(self.not_compensable)}")
-        if self.unsent:
-            parts.append(f"deferred and not sent: {_names(self.unsent)}")
-        if self.undeclared:
-            parts.append(f"undeclared, so perhaps still in force: {_names(self.undeclared)}")
-        return "; ".join(parts)
-
-
-def lacking(step: CallInfo, where: str = "in this process") -> str:
-    """Why ``step`` cannot be undone ``where`` this is."""
-    if is_encrypted(step):
-        return f"what {step.compensate!r} needs to know of {step.tool!r} is encrypted, and the codec is not {where}"
-    return f"{step.compensate!r}, which undoes {step.tool!r}, is not registered {where}"
-
-
-def steps_of(store: Store, run: RunRecord) -> Steps:
-    """The steps of ``run`` and of the runs nested in it that count, newest first."""
-    everything = [call for call in family(store, run) if call.phase is Phase.FORWARD]
-    not_committed = on_their_own(uncommitted(everything, run))
-    root = outermost(store, run)
-    line = pivots.line(everything if root.id == run.id else family(store, root))
-    calls = [call for call in not_committed if call.place >= line]
-    safe = frozenset(call.id for call in calls if call.empty_safe and call.compensate and call.state in _UNSURE)
-    in_doubt = [call for call in on_their_own(everything) if call.state in _UNSURE]
-    return Steps(
-        undoable=tuple(
-            call
-            for call in calls
-            if (call.state in _HAPPENED and call.compensate is not None) or (call.state in IN_DOUBT and call.id in safe)
-        ),
-        kept=tuple(
-            call
-            for call in not_committed
-            if call.place < line and call.state in _HAPPENED and call.compensate is not None
-        ),
-        not_compensable=tuple(
-            call
-            for call in not_committed
-            if call.state is CallState.DONE and call.declared_write and call.compensate is None
-        ),
-        # A commit does not end a doubt: it only says that what happened stays.
-        unresolved=tuple(call for call in in_doubt if call.declared_write or call.compensate is not None),
-        safe=safe,
-        undeclared=tuple(
-            call
-            for call in not_committed
-            if call.state is CallState.DONE and call.effect is None and not call.declared_write
-        ),
-        unsent=tuple(call for call in everything if is_unsent(call)),
-        undone=any(call.state is CallState.COMPENSATED and _is_undone_with(store, run, call) for call in not_committed),
-    )
-
-
-def _is_undone_with(store: Store, run: RunRecord, call: CallRecord) -> bool:
-    """Whether ``call`` was undone with ``run``, and not by a nested run that undid itself."""
-    if call.run_id == run.id:
-        return True
-    inner = store.get_run(call.namespace, call.run_id)
-    return inner is not None and (inner.state in CLOSED_WITH_OUTER or inner.reason == WITH_OUTER)
-
-
-def uncommitted(calls: Sequence[CallRecord], run: RunRecord) -> list[CallRecord]:
-    """Those of ``calls`` that no ``commit()`` of ``run`` protects; what a deferred call called is committed with it."""
-    by_id = {call.id: call for call in calls}
-    return [call for call in calls if not _is_protected(call, by_id, run)]
-
-
-def _is_protected(call: CallRecord, by_id: dict[str, CallRecord], run: RunRecord) -> bool:
-    if is_committed(run, call):
-        return True
-    above = by_id.get(call.parent_id or "")
-    while above is not None:
-        if above.scheduled_seq is not None and is_committed(run, above):
-            return True
-        above = by_id.get(above.parent_id or "")
-    return False
-
-
-def on_their_own(calls: Sequence[CallRecord]) -> list[CallRecord]:
-    """Those for which no other of ``calls`` is undone, newest first."""
-    by_id = {call.id: call for call in calls}
-    own = [call for call in calls if not _covered(call, by_id)]
-    return sorted(own, key=lambda call: call.claim_seq, reverse=True)
-
-
-def _covered(call: CallRecord, by_id: dict[str, CallRecord]) -> bool:
-    """Whether a done ancestor with a compensation undoes for this call too."""
-    parent = by_id.get(call.parent_id or "")
-    while parent is not None:
-        if parent.compensate is not None and parent.state in (*_HAPPENED, CallState.COMPENSATED):
-            return True
-        parent = by_id.get(parent.parent_id or "")
-    return False
 
 
 class Rollback:
@@ -656,7 +479,3 @@ def _lost(step: CallRecord, compensation: Handler) -> str | None:
     wanted = set(forward.args) if compensation.takes_all else compensation.declared & set(forward.args)
     lost = (name for name in sorted(wanted) if isinstance(forward.args[name], codecs.Unrecorded))
     return next((f"{name!r}, which could not be recorded" for name in lost), None)
-
-
-def _names(calls: Sequence[CallInfo]) -> str:
-    return ", ".join(call.tool for call in calls)

@@ -34,9 +34,9 @@ from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._endings import PIVOT, Ending, ending_of
 from sagaspan._in_flight import InFlight
 from sagaspan._orphans import orphans_of
-from sagaspan._rollback import Undone
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
+from sagaspan._undone import Undone
 from sagaspan.exceptions import (
     BudgetExceeded,
     CompensationFailed,

@@ -14,7 +14,9 @@ from sagaspan import _owner as owner
 from sagaspan._backends import Backend
 from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
-from sagaspan._rollback import CLOSED_WITH_OUTER, PATIENT, WITH_OUTER, Rollback, Steps, Undone, steps_of
+from sagaspan._rollback import PATIENT, Rollback
+from sagaspan._steps import CLOSED_WITH_OUTER, WITH_OUTER, Steps, steps_of
+from sagaspan._undone import Undone
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
 from sagaspan.keys import fingerprint
 from sagaspan.ledger import committed, locks, transitions

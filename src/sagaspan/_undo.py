@@ -14,7 +14,8 @@ from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan._backends import Backend
 from sagaspan._clock import now_us
-from sagaspan._rollback import Undone, steps_of
+from sagaspan._steps import steps_of
+from sagaspan._undone import Undone
 from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, RunError, RunInProgress
 from sagaspan.ledger import transitions
 from sagaspan.ledger.budgets import settling

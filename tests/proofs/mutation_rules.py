@@ -36,6 +36,8 @@ _SQLITE = "src/sagaspan/stores/sqlite.py"
 _OWNER = "src/sagaspan/_owner.py"
 _OUTCOME = "src/sagaspan/_outcome.py"
 _SAGA = "src/sagaspan/_saga.py"
+_STEPS = "src/sagaspan/_steps.py"
+_UNDONE = "src/sagaspan/_undone.py"
 _ROLLBACK = "src/sagaspan/_rollback.py"
 _RECOVERY = "src/sagaspan/_recovery.py"
 _ENDINGS = "src/sagaspan/_endings.py"
@@ -893,7 +895,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 3",
         rule="Steps are undone in reverse start order.",
-        file=_ROLLBACK,
+        file=_STEPS,
         old="    return sorted(own, key=lambda call: call.claim_seq, reverse=True)",
         new="    return sorted(own, key=lambda call: call.claim_seq)",
         tests=(_RUNS + "test_rollback_in_reverse_start_order",),
@@ -943,7 +945,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 4",
         rule="What was committed is not undone by a later error.",
-        file=_ROLLBACK,
+        file=_STEPS,
         old="    not_committed = on_their_own(uncommitted(everything, run))\n",
         new="    not_committed = on_their_own(everything)\n",
         tests=(_RUNS + "test_commit_protects_what_was_done",),
@@ -967,7 +969,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 9",
         rule="A rollback of nested runs that died ends as it would have.",
-        file=_ROLLBACK,
+        file=_STEPS,
         old="    return inner is not None and (inner.state in CLOSED_WITH_OUTER or inner.reason == WITH_OUTER)",
         new="    return False",
         tests=(_CRASHES + "test_a_crash_at_every_step_of_a_rollback_of_nested_runs",),
@@ -1063,7 +1065,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 9",
         rule="A done step with a compensation undoes for all below it.",
-        file=_ROLLBACK,
+        file=_STEPS,
         old="        if parent.compensate is not None and parent.state in (*_HAPPENED, CallState.COMPENSATED):\n",
         new="        if False:\n",
         tests=(_RUNS + "test_a_done_parent_undoes_for_its_children",),
@@ -1251,7 +1253,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 3",
         rule="Steps beside each other are undone in reverse order of their start, not of their end.",
-        file=_ROLLBACK,
+        file=_STEPS,
         old="    return sorted(own, key=lambda call: call.claim_seq, reverse=True)\n",
         new="    return sorted(own, key=lambda call: call.ended_us or 0, reverse=True)\n",
         tests=(
@@ -1297,7 +1299,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 6",
         rule="What was done before a done pivot is not undone with its run.",
-        file=_ROLLBACK,
+        file=_STEPS,
         old="    calls = [call for call in not_committed if call.place >= line]\n",
         new="    calls = not_committed\n",
         tests=(
@@ -1764,7 +1766,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="design 3",
         rule="What a committed deferred call called is not undone by a later error.",
-        file=_ROLLBACK,
+        file=_STEPS,
         old="        if above.scheduled_seq is not None and is_committed(run, above):\n",
         new="        if False:\n",
         tests=("tests/test_orphans.py::test_what_a_committed_deferred_call_called_is_committed_with_it",),

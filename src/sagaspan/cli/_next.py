@@ -53,6 +53,6 @@ def is_to_be_undone(store: Any, run: RunRecord) -> bool:
 
 def is_in_doubt(store: Any, run: RunRecord) -> bool:
     """Whether a write of this run, or of one nested in it, is in doubt."""
-    from sagaspan._rollback import steps_of
+    from sagaspan._steps import steps_of
 
     return bool(steps_of(store, run).unresolved)

@@ -24,7 +24,7 @@ from sagaspan.cli._render import emit_json, emit_table, say, short, visible
 
 if TYPE_CHECKING:
     from sagaspan import CallInfo, Guard
-    from sagaspan._rollback import Undone
+    from sagaspan._undone import Undone
     from sagaspan.ledger.records import RunRecord
 
 
@@ -196,7 +196,7 @@ class _Work:
         say(f"run {visible(now.id)} is {now.state}")
 
     def _lacking(self, report: Undone) -> str:
-        from sagaspan._rollback import lacking
+        from sagaspan._undone import lacking
 
         step, app = report.queued[0], self._settings.app_named
         where = "here" if app is None else f"where {app} is imported"

@@ -121,7 +121,7 @@ def _say_next(run: RunInfo, settings: Settings) -> None:
     """What is left of a run that needs a person, step by step."""
     if run.status not in (RunState.HELD, RunState.PARTIALLY_COMPENSATED):
         return
-    from sagaspan._rollback import steps_of
+    from sagaspan._steps import steps_of
     from sagaspan.cli._next import next_commands, result_command
 
     store = settings.open_store()
