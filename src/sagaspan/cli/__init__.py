@@ -22,7 +22,7 @@ _COMMANDS = {
     "show": ("show", "A run, call, trace or idempotency key, by unique prefix."),
     "runs": ("runs", "What agents did: list, show."),
     "calls": ("calls", "What was called, what is in doubt: list, show, duplicates, resolve."),
-    "approvals": ("approvals", "What waits for approval: list, show, approve, deny, edit."),
+    "approvals": ("approvals", "What waits for approval: list, show, approve, deny, edit, watch."),
     "compensate": ("compensate", "Undo a run, also a completed one, or one call of it."),
     "recover": ("recover", "Go on after processes that died: hold or undo their runs, finish their rollbacks."),
     "budgets": ("budgets", "What may be used, and what is: list, set, fsck."),

@@ -10,7 +10,8 @@ import click
 
 from sagaspan.cli._found import ambiguous, with_namespaces
 from sagaspan.cli._options import NEEDS_PERSON, NotFound, Settings, common_options, namespace_option, pass_settings
-from sagaspan.cli._render import emit_json, emit_table, lately, say, visible
+from sagaspan.cli._render import emit_json, emit_line, emit_table, lately, say, visible
+from sagaspan.cli._watch import arguments_shown
 from sagaspan.ledger.records import ApprovalState
 
 if TYPE_CHECKING:
@@ -117,6 +118,30 @@ def edit(settings: Settings, request_id: str, arguments: str, digest: str | None
     _say_decided(settings, view.edit(request.id, wanted, roles=_roles(), digest=digest or request.digest))
 
 
+@approvals.command()
+@click.option(
+    "--interval", default=0.5, show_default=True, type=click.FloatRange(0.05, 60), help="Seconds between two looks."
+)
+@namespace_option
+@common_options
+@pass_settings
+def watch(settings: Settings, interval: float, namespace: str | None) -> None:
+    """What waits, as it comes; a number opens a request, which is answered in place.
+
+    Where nobody sits at a terminal, and with --json, every change is a line, until SIGINT or SIGTERM.
+    """
+    from sagaspan.cli._watch import Watch
+
+    view = _approvals(settings, namespace)
+    watching = Watch(view, roles=_roles(), interval=interval)
+    if settings.as_json:
+        watching.changes(lambda request: emit_line(_as_data(request)))
+    elif sys.stdin.isatty() and sys.stdout.isatty():
+        watching.on_terminal()
+    else:
+        watching.changes(_say_change)
+
+
 def print_request(request: ApprovalRequest, settings: Settings) -> None:
     """One request, and what to type next."""
     if settings.as_json:
@@ -193,10 +218,13 @@ def _say_decided(settings: Settings, request: ApprovalRequest) -> None:
         say(f"Its run {visible(request.run_id)} goes on when it is entered again with the same id.")
 
 
+def _say_change(request: ApprovalRequest) -> None:
+    say(f"{request.id} {visible(request.tool)} {request.state}: {arguments_shown(request)}")
+    sys.stdout.flush()
+
+
 def _row(request: ApprovalRequest) -> tuple[object, ...]:
-    lines = request.text.split("\n")[1:]
-    shown = [line.strip() for line in lines if line.startswith("  ")]
-    return (request.id, request.tool, ", ".join(shown)[:200], request.run_id, request.state,
+    return (request.id, request.tool, arguments_shown(request)[:200], request.run_id, request.state,
             f"{len(request.approved_by)} of {request.approvers}", lately(request.expires))  # fmt: skip
 
 

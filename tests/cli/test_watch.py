@@ -1,0 +1,159 @@
+"""``sagaspan approvals watch``: what waits is shown as it comes, and answered in place."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyte
+import pytest
+
+from sagaspan import ApprovalPending, Guard, Inbox
+from sagaspan import _owner as owner
+from sagaspan._approvals import Approvals
+from sagaspan.cli._watch import Watch
+
+
+class Terminal:
+    """A terminal with the program on it, as a person sees it."""
+
+    def __init__(self, *command: str) -> None:
+        self._master, slave = pty.openpty()
+        self._screen = pyte.Screen(160, 50)
+        self._stream = pyte.ByteStream(self._screen)
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "50"}
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+        os.close(slave)
+
+    @property
+    def shown(self) -> str:
+        """What stands on the screen."""
+        return "\n".join(line.rstrip() for line in self._screen.display)
+
+    def until(self, words: str) -> None:
+        """Wait until the screen shows ``words``."""
+        for _ in range(300):
+            if words in self.shown:
+                return
+            if select.select([self._master], [], [], 0.1)[0]:
+                self._stream.feed(os.read(self._master, 65536))
+        raise AssertionError(f"{words!r} is not shown:\n{self.shown}")
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._master, keys.encode())
+
+    def close(self) -> None:
+        """End the program."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(guard: Guard) -> Iterator[Terminal]:
+    """A watcher on a terminal."""
+    assert guard.approvals.list() == []  # there is a ledger to watch
+    terminal = Terminal(sys.executable, "-m", "sagaspan", "approvals", "watch")
+    yield terminal
+    terminal.close()
+
+
+Pay = Callable[[Any], None]
+
+
+@pytest.fixture
+def paid() -> list[Any]:
+    """What was paid."""
+    return []
+
+
+@pytest.fixture
+def pay(guard: Guard, paid: list[Any]) -> Pay:
+    """A payment that is asked about."""
+
+    @guard.tool(approve=True, effect="write")
+    def pay(amount: Any) -> None:
+        paid.append(amount)
+
+    return pay
+
+
+def test_a_request_is_answered_where_it_is_shown(guard: Guard, pay: Pay, paid: list[Any], terminal: Terminal) -> None:
+    """It comes up while it is watched, is shown whole, and who waits for it in another process goes on."""
+    terminal.until("Nothing waits for approval")
+    with guard.override(approver=Inbox(wait=60)):
+        agent = threading.Thread(target=pay, args=("x\x1b[2J\u202e",))
+        agent.start()
+        terminal.until("1 opens one")
+        terminal.press("1")
+        terminal.until("[a]pprove, [d]eny, [e]dit or [l]ater?")
+        assert '"x\\u{1b}[2J\\u{202e}"' in terminal.shown
+        assert "Approve exactly this?" in terminal.shown
+        terminal.press("a\n")
+        terminal.until("is approved.")
+        agent.join(60)
+    assert paid == ["x\x1b[2J\u202e"]
+    assert guard.approvals.list(status="consumed")[0].approved_by == (owner.os_user(),)
+    terminal.until("Nothing waits for approval")
+    terminal.press("q")
+    assert terminal.process.wait(30) == 0
+
+
+def _ask(pay: Pay, amount: Any) -> str:
+    with pytest.raises(ApprovalPending) as caught:
+        pay(amount)
+    return caught.value.approval_id
+
+
+@pytest.fixture
+def view(guard: Guard) -> Approvals:
+    """What a watcher looks at."""
+    return Approvals(guard._engine.store, channel="cli")
+
+
+def test_what_is_typed_is_carried_out(view: Approvals, guard: Guard, pay: Pay, capsys: Any) -> None:
+    """Denied with a reason, edited, left for later; and what was decided meanwhile is only told."""
+    with guard.override(approver="inbox"):
+        requests = [view.get(_ask(pay, amount)) for amount in (1, 2, 3, 4)]
+    view.deny(requests[3].id)
+    watch = Watch(view, roles=(), interval=0.01)
+    typed = ["d", "too much", "e", '{"amount": 20}', "l"]
+    watch._read = lambda _: typed.pop(0)
+    for request in requests:
+        watch._decide(request)
+    states = [str(view.get(request.id).state) for request in requests]
+    assert states == ["denied", "superseded", "pending", "denied"]
+    assert view.get(requests[0].id).reason == "too much"
+    assert view.list(status="approved")[0].args == {"amount": 20}
+    assert typed == []
+    assert f"{requests[3].id} is denied already" in capsys.readouterr().out
+
+
+def test_every_change_is_told_once(view: Approvals, guard: Guard, pay: Pay) -> None:
+    """What waits, what comes, and how each ends; for programs."""
+    told: list[tuple[str, str]] = []
+    watch, known = Watch(view, roles=(), interval=0.01), {}
+
+    def look() -> None:
+        nonlocal known
+        known = watch._told(known, lambda request: told.append((request.id, str(request.state))))
+
+    with guard.override(approver="inbox"):
+        first = _ask(pay, 1)
+        look()
+        look()
+        second = _ask(pay, 2)
+        look()
+        view.approve(first, by="alice")
+        view.deny(second, by="alice")
+        look()
+        look()
+    assert told[:2] == [(first, "pending"), (second, "pending")]
+    assert sorted(told[2:]) == sorted([(first, "approved"), (second, "denied")])
