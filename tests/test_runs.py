@@ -1217,11 +1217,35 @@ async def test_cancelling_a_call(guard: Guard) -> None:
     task = asyncio.create_task(job())
     await inside.wait()
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(asyncio.CancelledError) as caught:
         await task
     info = guard.runs.get("a")
     assert [str(call.state) for call in info.calls] == ["done", "unknown"]
     assert (info.status, undone) == ("held", [])
+    (note,) = caught.value.__notes__
+    assert "is held (interrupted): nothing was undone; nobody knows whether 'act' happened" in note
+    assert f"sagaspan calls resolve {info.calls[1].id} OUTCOME --note WHY" in note
+
+
+def test_a_run_held_at_its_end_says_what_it_waits_for(guard: Guard, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no error leaves it there is nobody but the log to tell; an error that names the call is not repeated."""
+
+    @guard.tool(effect="write")
+    def pay() -> None:
+        raise TimeoutError
+
+    def job() -> None:
+        with guard.run(id="a"), contextlib.suppress(TimeoutError):
+            pay()
+
+    job()
+    (call,) = guard.runs.get("a").calls
+    assert (
+        f"nobody knows whether 'pay' happened; find out, then say so: sagaspan calls resolve {call.id}" in caplog.text
+    )
+    with pytest.raises(OutcomeUnknown, match=call.id) as caught:
+        job()
+    assert "nobody knows" not in caught.value.__notes__[0]
 
 
 async def test_a_rollback_is_not_cancelled_halfway(guard: Guard) -> None:

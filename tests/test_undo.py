@@ -237,6 +237,29 @@ class TestWholeRuns:
             guard.compensate("doubt")
         assert world.log == ["book room"]
 
+    def test_a_dry_run_shows_the_plan_and_what_it_waits_for(self, guard: Guard, book, world: World) -> None:
+        """Looking raises nothing and asks no probe; once that is decided, the plan is what is done."""
+        asked = []
+
+        @guard.tool(effect="write", probe=lambda: asked.append(1))
+        def pay() -> None:
+            raise TimeoutError
+
+        with pytest.raises(TimeoutError), guard.run(id="doubt") as run:
+            book("room")
+            pay()
+        asked.clear()
+        plan = guard.compensate("doubt", dry_run=True)
+        assert [call.args["what"] for call in plan.undone] == ["room"]
+        assert [(call.tool, call.state) for call in plan.unresolved] == [("pay", "needs_human")]
+        assert not plan.complete
+        assert f"sagaspan calls resolve {run.calls[1].id} OUTCOME" in plan.sentence("doubt")
+        alone = guard.compensate("doubt", call=run.calls[1].id, dry_run=True)
+        assert (alone.undone, alone.unresolved) == ((), plan.unresolved)
+        assert asked == []
+        guard.calls.resolve(run.calls[1].id, "did-not-happen", note="looked")
+        assert guard.compensate("doubt").undone[0].id == plan.undone[0].id
+
     def test_an_unknown_run_is_an_error(self, guard: Guard) -> None:
         """With what to look at."""
         with pytest.raises(RunError, match="sagaspan runs list"):

@@ -368,8 +368,9 @@ class Guard:
     ) -> Undone:
         """Undo a run, also a completed one, or one ``call`` of it; what is undone already is left alone.
 
-        ``dry_run`` says what would be undone, in that order. Raises ``RunError`` if there is no such run or call,
-        ``RunInProgress``, ``OutcomeUnknown`` if a write of it is in doubt, ``CompensationFailed``.
+        ``dry_run`` says what would be undone, in that order, and what is in doubt (``unresolved``). Raises ``RunError``
+        if there is no such run or call, ``RunInProgress``, ``OutcomeUnknown`` if a write of it is in doubt (a dry run
+        does not), ``CompensationFailed``.
         """
         return run_sync(self._compensate(run, call, dry_run, SYNC))
 

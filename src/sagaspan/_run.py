@@ -36,7 +36,7 @@ from sagaspan._in_flight import InFlight
 from sagaspan._orphans import orphans_of
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
-from sagaspan._undone import Undone
+from sagaspan._undone import Undone, undecided
 from sagaspan.exceptions import (
     BudgetExceeded,
     CompensationFailed,
@@ -107,6 +107,7 @@ class Run:
         self._doomed: BaseException | None = None
         self._paused = False
         self._uncertain = False
+        self._doubtful: tuple[CallRecord, ...] = ()
         self._only_read = True
         self._secrets: list[str] = []
         self._why_unrecorded = ""
@@ -684,6 +685,7 @@ class Run:
             self.engine, self.record, backend, until=until if failed else 0.0,
             patient=self._would_be_undone(error) and not isinstance(error, OutcomeUnknown),
         )  # fmt: skip
+        self._doubtful = doubts.blocking or doubts.open
         if not failed:
             return bool(doubts.open)
         elsewhere = self._forks != fork.forks() and await backend.io(saga.is_inside_nested, self.engine, self.record)
@@ -702,6 +704,7 @@ class Run:
             forward = "its pivot is done, so it only goes forward: enter it again with the same id"
             why = forward if self.reason == PIVOT else "nothing was undone"
             left_by = error or self._doomed
+            why = "; ".join((why, *self._undecided(left_by)))
             self._say(left_by, f"sagaspan: run {self.id!r} is held ({self.reason}): {why}; sagaspan show {self.id}")
         if report is not None:
             original = error or self._doomed
@@ -711,6 +714,11 @@ class Run:
                 raise CompensationFailed(report.sentence(self.id), call=stuck[0]) from original
         if error is None and self._doomed is not None:
             raise self._doomed
+
+    def _undecided(self, error: BaseException | None) -> list[str]:
+        """What must be decided before the run goes on, except what ``error`` itself says already."""
+        told = error.call.id if isinstance(error, OutcomeUnknown) and error.call is not None else None
+        return [undecided(call_info(call)) for call in self._doubtful if call.id != told]
 
     def _say(self, error: BaseException | None, sentence: str) -> None:
         """Tell whoever sees the error; where there is none, the log."""

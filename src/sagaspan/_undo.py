@@ -15,13 +15,13 @@ from sagaspan import _saga as saga
 from sagaspan._backends import Backend
 from sagaspan._clock import now_us
 from sagaspan._steps import steps_of
-from sagaspan._undone import Undone
+from sagaspan._undone import Undone, undecided
 from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, RunError, RunInProgress
 from sagaspan.ledger import transitions
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import family
 from sagaspan.ledger.in_doubt import may_still_land
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.ledger.store import CallChange, Store
 
@@ -52,12 +52,12 @@ async def undo(
     probe: bool = True,
     seen: int | None = None,
 ) -> Undone:
-    """Undo the run ``run_id``, or its call ``call_id``; with ``dry_run`` only say what would be.
+    """Undo the run ``run_id``, or its call ``call_id``; with ``dry_run`` only say what would be, and what is in doubt.
 
     ``inside``: the caller is in this very run, so one call of it may be undone while it goes on. ``probe``: ask what
     can find out about calls in doubt first, which is recorded. ``seen`` is the version of the run that somebody decided
     on: a later one is left alone. Raises ``RunError`` if there is none,
-    ``RunInProgress``, ``OutcomeUnknown`` if a write is in doubt.
+    ``RunInProgress``, and, without ``dry_run``, ``OutcomeUnknown`` if a write is in doubt.
     """
     run = await backend.io(engine.store.get_run, engine.namespace, run_id)
     if run is None:
@@ -90,9 +90,11 @@ async def _whole_run(
     if probe and run.state is not RunState.COMPENSATING:
         await saga.doubts_of(engine, run, backend)
     steps = await backend.io(steps_of, engine.store, run)
-    doubts = await backend.io(saga.blocking, engine, steps, steps.unresolved)
-    if doubts and run.state is not RunState.COMPENSATING:
-        _refuse(run, doubts[0])
+    doubts: tuple[CallRecord, ...] = ()
+    if run.state is not RunState.COMPENSATING:
+        doubts = await backend.io(saga.blocking, engine, steps, steps.unresolved)
+    if doubts and not dry_run:
+        raise refusal(run.id, call_info(doubts[0]))
     over = run.state in (RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED, RunState.FAILED)
     untouched = run.state is RunState.COMPLETED and not steps.happened and not changes  # an aborted run has ended so
     if not dry_run and over and not steps.undoable:
@@ -104,6 +106,7 @@ async def _whole_run(
             not_compensable=tuple(map(call_info, steps.not_compensable)),
             undeclared=tuple(map(call_info, steps.undeclared)),
             unsent=tuple(map(call_info, steps.unsent)),
+            unresolved=tuple(map(call_info, doubts)),
         )
     wanted: dict[str, Any] = {"reason": run.reason or "requested", **changes}
     ended = await saga.take_and_roll_back(engine, run, backend, **wanted)
@@ -124,7 +127,9 @@ async def _one_call(
     if step.state in _UNDONE and not is_unsent(step):
         return Undone()
     if step.state in (CallState.RUNNING, *IN_DOUBT) and not await _is_safe(engine, step, backend):
-        _refuse(run, step)
+        if dry_run:
+            return Undone(unresolved=(call_info(step),))
+        raise refusal(run.id, call_info(step))
     if is_unsent(step):
         return await backend.io(_drop, engine.store, step, dry_run)
     if step.compensate is None:
@@ -173,15 +178,6 @@ async def _check_nobody_inside(engine: Engine, run: RunRecord, backend: Backend)
         raise RunInProgress(f"the run {run.id!r} is in progress, so it is not undone; wait for it, or abort it")
 
 
-def _refuse(run: RunRecord, step: CallRecord) -> None:
-    if step.state is CallState.DONE:
-        raise OutcomeUnknown(
-            f"the run {run.id!r} is not undone yet: {step.tool!r} happened, but its body still runs, and an undo must "
-            "not come before all of its action; try again when it has ended",
-            call=call_info(step),
-        )
-    raise OutcomeUnknown(
-        f"the run {run.id!r} is not undone: nobody knows whether {step.tool!r} happened; find out, then say so: "
-        f"sagaspan calls resolve {step.id} OUTCOME --note WHY",
-        call=call_info(step),
-    )
+def refusal(run_id: str, step: CallInfo) -> OutcomeUnknown:
+    """The error that says why a run is not undone while ``step`` is in doubt, or still going on."""
+    return OutcomeUnknown(f"the run {run_id!r} is not undone: {undecided(step)}", call=step)

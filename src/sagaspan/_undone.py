@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sagaspan.ledger.records import CallInfo, is_encrypted
+from sagaspan.ledger.records import CallInfo, CallState, is_encrypted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,8 @@ class Undone:
     ``kept`` steps are not undone any more, because a pivot after them is done. ``queued`` ones wait, in their order,
     for a process in which their compensation is registered; ``undeclared`` ones have no policy that says whether they
     changed anything. ``unsent`` ones were deferred, and are not sent any more. ``unfinished``: those of ``failed``
-    whose compensation still runs, so that its end is recorded later.
+    whose compensation still runs, so that its end is recorded later. ``unresolved``, only in what *would* be done:
+    nothing is, before it is decided what became of these; see their ``state``.
     """
 
     undone: tuple[CallInfo, ...] = ()
@@ -26,11 +27,12 @@ class Undone:
     undeclared: tuple[CallInfo, ...] = ()
     unsent: tuple[CallInfo, ...] = ()
     unfinished: tuple[CallInfo, ...] = ()
+    unresolved: tuple[CallInfo, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to a person or to another process."""
-        return not (self.failed or self.kept or self.not_compensable or self.queued)
+        return not (self.failed or self.kept or self.not_compensable or self.queued or self.unresolved)
 
     def sentence(self, run_id: str) -> str:
         """What was undone and what is open, for the note on the original error."""
@@ -56,7 +58,20 @@ class Undone:
             parts.append(f"deferred and not sent: {_names(self.unsent)}")
         if self.undeclared:
             parts.append(f"undeclared, so perhaps still in force: {_names(self.undeclared)}")
-        return "; ".join(parts)
+        return "; ".join([*parts, *map(undecided, self.unresolved)])
+
+
+def undecided(step: CallInfo) -> str:
+    """Why nothing is undone before ``step`` is decided, and what to do."""
+    if step.state is CallState.DONE:
+        return (
+            f"{step.tool!r} happened, but its body still runs, and an undo must not come before all of its action; try "
+            "again when it has ended"
+        )
+    return (
+        f"nobody knows whether {step.tool!r} happened; find out, then say so: sagaspan calls resolve {step.id} OUTCOME "
+        "--note WHY"
+    )
 
 
 def lacking(step: CallInfo, where: str = "in this process") -> str:

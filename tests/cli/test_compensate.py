@@ -204,6 +204,28 @@ class TestWithTools:
         assert sagaspan("compensate", "doubt-1", "--app", "hotel", "--yes").code == 0
         assert _undone() == ["a seat", "room"]
 
+    def test_a_dry_run_says_what_must_be_decided_first(self, sagaspan: Sagaspan, app: Guard, terminal) -> None:
+        """The plan, what it waits for and the command that decides it; the real one shows them and asks nothing."""
+        import hotel
+
+        with pytest.raises(ConnectionResetError), app.run("trip", id="doubt-1") as run:
+            hotel.book("room")
+            hotel.reserve()
+        decide = f"sagaspan calls resolve {run.calls[1].id} OUTCOME --note WHY"
+        answer = sagaspan("compensate", "doubt-1", "--dry-run", "--json")
+        assert (answer.code, answer.json["next"][0]) == (4, decide)
+        assert [call["id"] for call in answer.json["unresolved"]] == [run.calls[1].id]
+        plan = sagaspan("compensate", "doubt-1", "--app", "hotel", "--dry-run")
+        assert plan.code == 4
+        assert "1  book" in plan.out
+        assert "waits: reserve {} (needs_human): nobody knows whether it happened" in plan.out
+        assert f"next: {decide}" in plan.out
+        asked = terminal(True)
+        refused = sagaspan("compensate", "doubt-1", "--app", "hotel")
+        assert (refused.code, asked, _undone()) == (4, [], [])
+        assert "waits: reserve {}" in refused.out
+        assert decide in refused.err
+
     def test_a_call_outside_a_run_can_be_undone(self, sagaspan: Sagaspan, app: Guard) -> None:
         """While its process goes on: nothing else rests on it."""
         import hotel

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagaspan.cli._found import the_call, the_run
-from sagaspan.cli._next import undone_command
+from sagaspan.cli._next import next_commands, undone_command
 from sagaspan.cli._options import (
     DONE,
     NEEDS_PERSON,
@@ -51,7 +51,8 @@ def compensate(
     Undoing runs your tools, so name your guard with --app; without it the work is queued for a process that has them
     (`recover --watch --app MODULE:GUARD`).
 
-    Exit code 0: all of it is undone. 4: something is not, or waits for a process that can; --dry-run foresees that.
+    Exit code 0: all of it is undone. 4: something is not, or waits for a process that can, or
+    for somebody to decide a call in doubt; --dry-run foresees that.
     """
     if not (yes or dry_run or sys.stdin.isatty()):
         raise click.UsageError("nobody can be asked here: add --yes, or --dry-run to only look")
@@ -61,6 +62,8 @@ def compensate(
         plan = work.undo(dry_run=True, probe=not dry_run)
         if not settings.as_json:
             work.say_plan(plan)
+        if plan.unresolved and not dry_run:
+            raise work.refusal(plan)
         if dry_run:
             context.exit(work.answer(plan, dry_run=True))
         if not yes and (plan.undone or plan.queued) and not click.confirm(work.question(plan), err=True):
@@ -129,6 +132,12 @@ class _Work:
             )
         )
 
+    def refusal(self, plan: Undone) -> Exception:
+        """Why nothing is undone of a plan in which something is in doubt."""
+        from sagaspan._undo import refusal
+
+        return refusal(self._run.id, plan.unresolved[0])
+
     # -- before ------------------------------------------------------------------------------------------------
 
     def say_plan(self, plan: Undone) -> None:
@@ -143,6 +152,9 @@ class _Work:
             emit_table(("#", "undoes", "arguments", "with", "call"), rows)
         else:
             say("Nothing is left to undo." if self._call is None else "There is nothing to undo.")
+        for step in plan.unresolved:
+            why = "happened, and its body still runs" if step.state == "done" else "nobody knows whether it happened"
+            say(f"waits: {visible(step.tool)} {short(step.args)} ({step.state}): {why}", "bold red")
         for step in plan.kept:
             say(f"stays: {visible(step.tool)} {short(step.args)}, because a pivot after it is done", "yellow")
         for step in plan.not_compensable:
@@ -167,6 +179,8 @@ class _Work:
             return NEEDS_PERSON if left else DONE
         if not dry_run:
             self._say_report(report)
+        elif report.unresolved:
+            say("Nothing would be undone before that is decided.", "magenta")
         elif report.queued:
             say(f"{self._lacking(report)} would wait for a process that has it.", "magenta")
         for line in self._next(report, dry_run=dry_run):
@@ -180,6 +194,7 @@ class _Work:
             "undone": report.undone, "failed": report.failed, "unfinished": report.unfinished, "queued": report.queued,
             "kept": report.kept,
             "not_compensable": report.not_compensable, "undeclared": report.undeclared,
+            "unresolved": report.unresolved,
             "next": self._next(report, dry_run=dry_run),
         }  # fmt: skip
 
@@ -204,6 +219,7 @@ class _Work:
 
     def _next(self, report: Undone, *, dry_run: bool) -> list[str]:
         lines = [self._settings.command(f"show {step.id}") for step in report.failed]
+        lines += [command for step in report.unresolved if step.state != "done" for command in next_commands(step)]
         if not dry_run:
             lines += [undone_command(step) for step in report.not_compensable]
         if report.queued:
