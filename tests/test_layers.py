@@ -15,7 +15,7 @@ ADAPTERS = ROOT / "adapters"
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {
     "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
-    "loops", "_clock", "_fork", "_owner", "_home", "rendering",
+    "loops", "_clock", "_fork", "_frozen", "_owner", "_home", "rendering",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
@@ -27,6 +27,7 @@ ALLOWED = {
     "codecs": set(),
     "keys": set(),
     "_clock": set(),
+    "_frozen": set(),
     "_live": {"_fork"},
     "_secret": {"exceptions", "_home"},
     "redaction": {"codecs", "exceptions"},
@@ -69,7 +70,17 @@ ALLOWED = {
         "_gates",
         "_probe",
     },
-    "_call": {"exceptions", "amounts", "_signals", "_backends", "_compensation", "_tool", "keys", "ledger.records"},
+    "_call": {
+        "exceptions",
+        "amounts",
+        "_frozen",
+        "_signals",
+        "_backends",
+        "_compensation",
+        "_tool",
+        "keys",
+        "ledger.records",
+    },
     "_context": {"exceptions"},
     "_middleware": {"_call", "_checks", "exceptions", "ledger.records"},
     "ledger": DATA | {"ledger", "_outcome", "_secret"},

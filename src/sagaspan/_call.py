@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, Tracer
 
 from sagaspan._backends import Backend, Finished
 from sagaspan._compensation import Compensation
+from sagaspan._frozen import replaced
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
 from sagaspan.amounts import Unit
@@ -121,7 +122,7 @@ class Call:
 
     def declare(self, **wishes: Any) -> Self:
         """A copy that asks more of the claim (fields of ``Declared``)."""
-        return replace(self, declared=replace(self.declared, **wishes))
+        return replaced(self, declared=replaced(self.declared, **wishes))
 
     async def io(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking ledger step to its end."""

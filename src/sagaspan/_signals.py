@@ -41,7 +41,7 @@ class Signals:
     def may_repeat(self, args: str) -> bool:
         """Whether a call with arguments of the hash ``args`` could go on with a loop at all."""
         ring = self.ring
-        return bool(ring) and (ring[-1].error is not None or any(signal.args == args for signal in ring))
+        return bool(ring) and (ring[-1].error is not None or args in map(loops.ARGS, ring))
 
 
 def signal_of(record: CallRecord, *, counts: bool = True) -> loops.Signal:

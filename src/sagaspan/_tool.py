@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sagaspan._checks import check_name, signature_of
@@ -20,17 +20,18 @@ from sagaspan.redaction import RESULT, Redaction, redaction_of
 INJECTED = frozenset({"idempotency_key"})
 """Parameters a tool may declare that the guard fills if the caller does not; they are no part of the arguments."""
 
-_PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PLAIN = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 
 MARK = "__sagaspan_tool__"
 """The attribute by which a guarded function names its tool."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tool:
     """What is called: ``name``, ``function`` (unguarded), ``policy``, and the names of its ``parameters``.
 
     ``context`` are parameters that reach the body but are no part of the call's identity (``self``, injected ones).
+    ``plain``: every parameter can be passed by keyword; ``positional``: or by its place.
     ``compensation`` is None while the policy's ``compensate`` is a name that is not looked up yet. ``suspends`` are the
     framework's control-flow exceptions: a body they leave has not failed, it will be asked again. ``send`` runs the
     body of a deferred call with what was recorded of its arguments (None: as the function is called).
@@ -54,6 +55,16 @@ class Tool:
     suspends: tuple[type[BaseException], ...] = ()
     send: Callable[[Mapping[str, Any]], Any] | None = None
     redaction: Redaction | None = None
+    plain: bool = dataclasses.field(init=False)
+    positional: bool = dataclasses.field(init=False)
+    names: frozenset[str] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """What every call asks of the signature is asked of it once."""
+        kinds = {parameter.kind for parameter in self.signature.parameters.values()}
+        object.__setattr__(self, "plain", kinds <= _PLAIN)
+        object.__setattr__(self, "names", frozenset(self.parameters))
+        object.__setattr__(self, "positional", kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD})
 
     def reads_redacted(self, field: str) -> bool:
         """Whether ``key`` or ``lock`` reads an argument with redacted fields: then only a hash of it is recorded."""
@@ -62,13 +73,14 @@ class Tool:
         value, expression = getattr(self.policy, field), getattr(self, f"{field}_expression")
         return bool(_read_by(value, expression) & (self.redaction.partly | self.redaction.whole))
 
-    @property
-    def plain(self) -> bool:
-        """Whether every parameter can be passed by keyword."""
-        return all(parameter.kind in _PLAIN for parameter in self.signature.parameters.values())
-
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments by name with defaults, apart from the context ones; raises ``TypeError`` as the function would."""
+        # All are given, in one of the two ways that nearly all calls are: no need to ask the signature.
+        if not self.context and len(args) + len(kwargs) == len(self.parameters):
+            if not kwargs and self.positional:
+                return dict(zip(self.parameters, args, strict=True)), {}
+            if not args and self.plain and kwargs.keys() == self.names:
+                return {name: kwargs[name] for name in self.parameters}, {}
         bound = self.signature.bind(*args, **self._injected(args, kwargs), **kwargs)
         bound.apply_defaults()
         arguments: dict[str, Any] = {}

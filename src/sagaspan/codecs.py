@@ -165,9 +165,12 @@ def legible(text: str | None) -> str | None:
     return _SHOWN if is_encrypted(text) else text
 
 
+_COMPACT: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def dump(data: Any) -> str:
     """The compact JSON text of data that ``to_json`` made plain."""
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _COMPACT.encode(data)
 
 
 def differs(value: Any, recorded: Any, path: str) -> str | None:

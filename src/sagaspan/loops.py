@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 RING: Final = 64
@@ -53,6 +54,8 @@ class Signal(NamedTuple):
 
 
 Ring: TypeAlias = tuple[Signal, ...]
+ARGS: Final = itemgetter(Signal._fields.index("args"))
+"""What a signal says of its arguments: every call asks it of a whole ring."""
 
 
 class Step(StrEnum):
@@ -162,6 +165,8 @@ def poll_delay(count: int, *, free: int = 5, first: float = 0.1, most: float = 5
 
 def _tail(ring: Ring, until_us: int) -> Ring:
     """The newest signals, oldest first, back to the first long silence between two of them (or before ``until_us``)."""
+    if ring and until_us - ring[0].ended_us < PAUSE_US:
+        return ring  # too short a time for any long silence in it
     for index in range(len(ring) - 1, -1, -1):
         if until_us - ring[index].ended_us >= PAUSE_US:
             return ring[index + 1 :]
@@ -171,7 +176,7 @@ def _tail(ring: Ring, until_us: int) -> Ring:
 
 def _verdict(ring: Ring, until_us: int, call: tuple[str, str], bar: _Bar) -> Verdict | None:
     earlier = ring if bar.asked else ring[:-1]
-    if ring and ring[-1].error is None and call[1] not in [signal.args for signal in earlier]:
+    if ring and ring[-1].error is None and call[1] not in map(ARGS, earlier):
         return None  # a first call after a success is no loop of any kind: most calls end here
     tail = _tail(ring, until_us)
     return _repeat(tail, call, bar) or _cycle(tail, call, bar) or _errors(tail, call, bar) or _stall(tail, call, bar)
@@ -222,6 +227,8 @@ def _matching(tail: Ring, lag: int) -> int:
 
 def _errors(tail: Ring, call: tuple[str, str], bar: _Bar) -> Verdict | None:
     failed = _length(tail, lambda index: tail[index].error is not None and tail[index].counts)
+    if failed < bar.errors:
+        return None
     of_tool = min(failed, _length(tail, lambda index: tail[index].tool == call[0]))
     if of_tool < bar.errors and failed < 2 * bar.errors:
         return None
@@ -231,8 +238,10 @@ def _errors(tail: Ring, call: tuple[str, str], bar: _Bar) -> Verdict | None:
 
 def _stall(tail: Ring, call: tuple[str, str], bar: _Bar) -> Verdict | None:
     recent = tail[-bar.stall :]
+    if len(recent) < bar.stall:
+        return None
     known = {signal[:4] for signal in recent if signal.counts}
     different = len(known) + sum(not signal.counts for signal in recent)
-    if len(recent) < bar.stall or different * 4 > bar.stall or call not in {one[:2] for one in known}:
+    if different * 4 > bar.stall or call not in {one[:2] for one in known}:
         return None
     return Verdict(kind="stall", step=bar.step, count=bar.stall, calls=(call,))

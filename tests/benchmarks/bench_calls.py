@@ -1,130 +1,154 @@
 """What a guarded call costs beside the same SQL by hand, in one run: ``uv run python tests/benchmarks/bench_calls.py``.
 
-The two sides take turns (A B A B ...), each on a ledger of its own in the same folder, and the medians are compared:
-absolute figures depend on the disk, the ratio much less. ``--json`` prints one JSON document.
+By hand are the library's own statements with its own values: they are recorded from real calls, and executed on a copy
+of that ledger. All sides take turns (A B A B ...), each on a ledger of its own in the same folder, and the medians are
+compared: absolute figures depend on the disk, the ratios much less. ``--json`` prints one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
+import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from opentelemetry.sdk.trace import TracerProvider
 
 from sagaspan import Guard
-from sagaspan._clock import new_id, now_us
-from sagaspan.ledger import transitions
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
-from sagaspan.ledger.store import CallChange, RunChange
-from sagaspan.stores import _columns as columns
-from sagaspan.stores import sqlite
+from sagaspan.stores.sqlite import SqliteStore
 from sagaspan.telemetry import JsonLinesSpanProcessor
 
-
-class ByHand:
-    """The statements of one guarded call, written out: a synced claim and an unsynced settle."""
-
-    def __init__(self, path: Path) -> None:
-        store = sqlite.SqliteStore(path)
-        run, audit = transitions.open_run(_run())
-        store.commit([RunChange(run, audit)], synced=True)
-        self._run = run
-        self._connection = store._open()
-        self._number = 0
-
-    def __call__(self) -> None:
-        self._number += 1
-        record, audit = transitions.open_call(_record(self._run.id, self._number))
-        settled, settled_audit = transitions.move_call(record, transitions.CallEvent.SUCCEED, now_us(), result="1")
-        claim, settle = CallChange(record, audit, claims=True, run_epoch=1), CallChange(settled, settled_audit, 1)
-        row = columns.call_values(record)
-        claim_values = (*row[: sqlite._CLAIM_SEQ], *row[sqlite._CLAIM_SEQ + 1 :], "default", self._run.id, 1, 0)
-        audit_values = [columns.audit_values(claim.audit), columns.audit_values(settle.audit)]
-        settle_values = (*columns.call_changes(settled), 1)
-        execute = self._connection.execute
-        self.started = time.perf_counter()
-        execute("pragma synchronous = full")
-        execute("begin immediate")
-        execute(sqlite._APPEND_AUDIT, audit_values[0])
-        execute(sqlite._CLAIM_CALL, claim_values)
-        execute("commit")
-        execute("pragma synchronous = normal")
-        execute("begin immediate")
-        execute(sqlite._APPEND_AUDIT, audit_values[1])
-        execute(sqlite._UPDATE_CALL, settle_values)
-        execute("commit")
+BUDGETS = {"user:*": "1000000 USD/day", "tenant:acme": "1000000 USD", "tool:*": "1000000 USD/month"}
+Side = Callable[[int], float]
+"""One call with a number of its own; how many microseconds it took."""
 
 
-def _run() -> RunRecord:
-    return RunRecord(
-        namespace="default", id="bench", name="bench", input_fingerprint="", state=RunState.RUNNING, owner="bench",
-        created_us=now_us(), started_us=now_us(),
-    )  # fmt: skip
+class Recorder:
+    """A connection that keeps what is executed through it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.statements: list[tuple[str, Sequence[Any]]] = []
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """As the connection does."""
+        self.statements.append((statement, values))
+        return self._connection.execute(statement, values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
-def _record(run_id: str, number: int) -> CallRecord:
-    now = now_us()
-    return CallRecord(
-        id=new_id(now), namespace="default", scope=f"run:{run_id}", tool="pay", key=f"{number:064x}",
-        key_source="content",
-        idempotency_key="k" * 52, fingerprint=f"{number:064x}", run_id=run_id, state=CallState.RUNNING, effect="write",
-        declared_write=True, arguments=f'{{"amount":12.5,"card":"c1","order":{number}}}', owner="bench:" + "x" * 60,
-        attempts=1, created_us=now, started_us=now,
-    )  # fmt: skip
+def by_hand(calls: int, path: Path, stack: contextlib.ExitStack, **options: Any) -> Side:
+    """The statements of ``calls`` real calls, to be executed on a copy of the ledger as it was before them."""
+    guard = Guard(f"sqlite:///{path}", **options)
+    pay = guard.tool(effect="write", cost="0.01 USD")(_pay)
+    recorded = []
+    with guard, guard.run("bench", user="42", tenant="acme"):
+        pay(12.5, "c1", -1)
+        store = guard._store
+        copy = stack.enter_context(contextlib.closing(_copy_of(store, path.with_suffix(".hand"))))
+        for number in range(calls):
+            store._connection = recorder = Recorder(store._connection)
+            pay(12.5, "c1", number)
+            store._connection = recorder._connection
+            recorded.append(recorder.statements)
+
+    def one(number: int) -> float:
+        statements, execute = recorded[number], copy.execute
+        started = time.perf_counter()
+        for statement, values in statements:
+            execute(statement, values).fetchone()
+        return (time.perf_counter() - started) * 1e6
+
+    return one
 
 
-def _timed(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return (time.perf_counter() - started) * 1e6
+def _copy_of(store: SqliteStore, path: Path) -> sqlite3.Connection:
+    copy = sqlite3.connect(path, isolation_level=None, cached_statements=64)
+    store._connection.backup(copy)
+    copy.execute("pragma journal_mode = wal")
+    store._prime(copy)
+    return copy
 
 
-def measure(calls: int, folder: Path) -> dict[str, float]:
-    """Median microseconds a call: by hand, guarded, guarded with SDK and sink, guarded async, replayed."""
-    by_hand = ByHand(folder / "hand.db")
-    plain = Guard(f"sqlite:///{folder / 'plain.db'}")
-    provider = TracerProvider()
-    provider.add_span_processor(JsonLinesSpanProcessor(folder / "traces", service_name="bench"))
-    traced = Guard(f"sqlite:///{folder / 'traced.db'}", tracer_provider=provider)
-    asynchronous = Guard(f"sqlite:///{folder / 'async.db'}")
+def _pay(amount: float, card: str, order: int) -> int:
+    return 1
 
-    def pay(amount: float, card: str, order: int) -> int:
-        return 1
 
-    async def apay(amount: float, card: str, order: int) -> int:
-        return 1
+async def _apay(amount: float, card: str, order: int) -> int:
+    return 1
 
-    pay_plain = plain.tool(effect="write")(pay)
-    pay_traced = traced.tool(effect="write")(pay)
-    pay_async = asynchronous.tool(effect="write")(apay)
-    names = ("by hand", "guarded", "with SDK and sink", "async", "replayed")
-    took: dict[str, list[float]] = {name: [] for name in names}
+
+def guarded(guard: Guard, stack: contextlib.ExitStack) -> Side:
+    """Calls of a tool in one run, which stays open; a number that comes again is answered from the ledger."""
+    stack.enter_context(guard)
+    pay = guard.tool("pay", effect="write", cost="0.01 USD")(_pay)
+    run = guard.run("bench", user="42", tenant="acme")
+    stack.enter_context(run)
+    run.deactivate()
+    stack.callback(run.activate)
+
+    def one(number: int) -> float:
+        run.activate()
+        started = time.perf_counter()
+        pay(12.5, "c1", number)
+        took = (time.perf_counter() - started) * 1e6
+        run.deactivate()
+        return took
+
+    return one
+
+
+def awaited(guard: Guard, stack: contextlib.ExitStack) -> Side:
+    """As ``guarded``, of an async tool in a running loop."""
+    stack.enter_context(guard)
     loop = asyncio.new_event_loop()
+    stack.callback(loop.close)
+    pay = guard.tool("pay", effect="write")(_apay)
 
-    async def one_async(number: int) -> float:
-        async with asynchronous.run("bench"):
+    async def call(number: int) -> float:
+        async with guard.run("bench"):
             started = time.perf_counter()
-            await pay_async(12.5, "c1", number)
+            await pay(12.5, "c1", number)
             return (time.perf_counter() - started) * 1e6
 
-    with plain.run("bench"), traced.run("bench"):
+    return lambda number: loop.run_until_complete(call(number))
+
+
+def measure(calls: int, folder: Path) -> dict[str, tuple[float, str]]:
+    """Median microseconds a call of each side, and the side it is compared with."""
+    provider = TracerProvider()
+    provider.add_span_processor(JsonLinesSpanProcessor(folder / "traces", service_name="bench"))
+
+    def ledger(name: str) -> str:
+        return f"sqlite:///{folder / name}.db"
+
+    with contextlib.ExitStack() as stack:
+        plain = guarded(Guard(ledger("plain")), stack)
+        hand, hand_3 = "by hand", "by hand, 3 budgets"
+        sides: dict[str, tuple[Side, str]] = {
+            hand: (by_hand(calls, folder / "hand.db", stack), hand),
+            "guarded": (plain, hand),
+            "replayed": (plain, hand),
+            hand_3: (by_hand(calls, folder / "hand3.db", stack, budgets=BUDGETS), hand_3),
+            "guarded, 3 budgets": (guarded(Guard(ledger("budgets"), budgets=BUDGETS), stack), hand_3),
+            "with SDK and sink": (guarded(Guard(ledger("traced"), tracer_provider=provider), stack), hand),
+            "async": (awaited(Guard(ledger("async")), stack), hand),
+        }
+        took: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(calls):
-            by_hand()
-            took["by hand"].append((time.perf_counter() - by_hand.started) * 1e6)
-            took["guarded"].append(_timed(lambda n=number: pay_plain(12.5, "c1", n)))
-            took["with SDK and sink"].append(_timed(lambda n=number: pay_traced(12.5, "c1", n)))
-            took["replayed"].append(_timed(lambda n=number: pay_plain(12.5, "c1", n)))
-            took["async"].append(loop.run_until_complete(one_async(number)))
-    loop.close()
-    plain.close(), traced.close(), asynchronous.close()
-    return {name: statistics.median(times[calls // 10 :]) for name, times in took.items()}
+            for name, (side, _) in sides.items():
+                took[name].append(side(number))
+    return {name: (statistics.median(took[name][calls // 10 :]), beside) for name, (_, beside) in sides.items()}
 
 
 def main() -> None:
@@ -136,12 +160,12 @@ def main() -> None:
     logging.getLogger("sagaspan").setLevel(logging.ERROR)  # a replay warns, here on purpose
     with tempfile.TemporaryDirectory() as folder:
         medians = measure(options.calls, Path(folder))
+    ratios = {name: value / medians[beside][0] for name, (value, beside) in medians.items()}
     if options.json:
-        floor = medians["by hand"]
-        print(json.dumps({name: {"p50_us": value, "ratio": value / floor} for name, value in medians.items()}))
+        print(json.dumps({name: {"p50_us": medians[name][0], "ratio": ratio} for name, ratio in ratios.items()}))
         return
-    for name, value in medians.items():
-        print(f"{name:<20} {value:8.0f} us   {value / medians['by hand']:5.2f}x")
+    for name, (value, _) in medians.items():
+        print(f"{name:<20} {value:8.0f} us   {ratios[name]:5.2f}x")
 
 
 if __name__ == "__main__":

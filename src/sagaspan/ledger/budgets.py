@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+from sagaspan._frozen import replaced
 from sagaspan.amounts import Unit
 from sagaspan.ledger.records import BudgetRecord, CallRecord, CallState, UsageRecord
 from sagaspan.ledger.store import CallChange, Change, ReserveChange, SpendChange, UsageChange
@@ -41,39 +43,44 @@ def reserving(changes: Sequence[ReserveChange]) -> str | None:
 
 
 def _written(amounts: Iterable[tuple[BudgetRecord, int]]) -> str:
-    return json.dumps([[*_name_of(budget), amount] for budget, amount in amounts], separators=(",", ":"))
+    return _text(tuple([(row.scope, row.unit, row.window, row.start_us, amount) for row, amount in amounts]))
 
 
-def _name_of(record: BudgetRecord) -> tuple[str, str, str, int]:
-    return record.scope, record.unit, record.window, record.start_us
+# The calls of one run mostly reserve and spend the same of the same: three texts a call, made and read once.
+@lru_cache(maxsize=1024)
+def _text(rows: tuple[tuple[str, str, str, int, int], ...]) -> str:
+    return json.dumps(rows, separators=(",", ":"))
 
 
-def reserved_by(record: CallRecord) -> list[tuple[BudgetRecord, int]]:
+def reserved_by(record: CallRecord) -> Sequence[tuple[BudgetRecord, int]]:
     """The budgets a call has reserved of, and how much."""
     return _read(record.namespace, record.reserved)
 
 
-def spent_of(record: CallRecord) -> list[tuple[BudgetRecord, int]]:
+def spent_of(record: CallRecord) -> Sequence[tuple[BudgetRecord, int]]:
     """The budgets a call has spent of in all its attempts, and how much."""
     return _read(record.namespace, record.spent)
 
 
-def _read(namespace: str, written: str | None) -> list[tuple[BudgetRecord, int]]:
+@lru_cache(maxsize=1024)
+def _read(namespace: str, written: str | None) -> Sequence[tuple[BudgetRecord, int]]:
     if written is None:
-        return []
-    return [
+        return ()
+    return tuple(
         (BudgetRecord(namespace=namespace, scope=scope, unit=unit, window=window, start_us=start), amount)
         for scope, unit, window, start, amount in json.loads(written)
-    ]
+    )
 
 
 def booked(record: CallRecord, spends: Sequence[SpendChange]) -> CallRecord:
     """``record`` with ``spends`` on it, so that the books can be made anew from the calls (``budgets fsck``)."""
-    totals = dict(spent_of(record))
-    for change in spends:
-        totals[change.record] = totals.get(change.record, 0) + change.spent
-    kept = [(budget, amount) for budget, amount in totals.items() if amount]
-    return replace(record, spent=_written(kept) if kept else None)
+    kept = [(change.record, change.spent) for change in spends if change.spent]
+    if record.spent is not None:  # by an earlier attempt
+        totals = dict(spent_of(record))
+        for budget, amount in kept:
+            totals[budget] = totals.get(budget, 0) + amount
+        kept = list(totals.items())
+    return replaced(record, spent=_written(kept) if kept else None)
 
 
 def settling(before: CallRecord, change: CallChange, spent: Spent | None = None) -> list[Change]:
@@ -87,7 +94,7 @@ def settling(before: CallRecord, change: CallChange, spent: Spent | None = None)
     if spent is None:
         spent = _BY_STATE.get(change.record.state, AS_RESERVED)
     spends = spending(before, spent)
-    return [replace(change, record=booked(change.record, spends)), *usage, *spends]
+    return [replaced(change, record=booked(change.record, spends)), *usage, *spends]
 
 
 def spending(record: CallRecord, spent: Spent) -> list[SpendChange]:

@@ -17,6 +17,7 @@ from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._call import Call, Result
 from sagaspan._clock import monotonic, now_us
+from sagaspan._frozen import replaced
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, error_type, traceparent_of
 from sagaspan.exceptions import (
@@ -189,7 +190,8 @@ class Ledger:
         while True:
             known = self._limits.version
             record, audit = transitions.open_call(new_record(call), None if call.tool.policy.defer else _marks(call))
-            claimed = await self._commit_claim(call, CallChange(record, audit, claims=True, run_epoch=call.run.epoch))
+            change = CallChange(record, audit, claims=True, run_epoch=call.run.epoch, controls=known)
+            claimed = await self._commit_claim(call, change)
             if claimed is not None:
                 return call, Claim(claimed)
             existing = await call.io(self._find, call)
@@ -311,12 +313,12 @@ class Ledger:
         """The claim under the limits known now, and what it reserves of them."""
         version = self._limits.version
         if scheduled:
-            return replace(change, controls=version), []
+            return replaced(change, controls=version), []
         reserves = self._limits.reservations(call, change.record.started_us)
         if not reserves and change.controls == version:
             return change, reserves
-        record = replace(change.record, reserved=reserving(reserves))
-        return replace(change, record=record, controls=version), reserves
+        record = replaced(change.record, reserved=reserving(reserves))
+        return replaced(change, record=record, controls=version), reserves
 
     def _consuming(self, call: Call, record: CallRecord) -> ApprovalChange:
         """The use of an approval, which is of exactly what the body gets; raises ``ApprovalDenied`` if it is not."""

@@ -168,6 +168,8 @@ _REMEMBERED: Final = 10_000
 
 def merged(over: Sequence[Budget], under: Sequence[Budget]) -> tuple[Budget, ...]:
     """``over`` with those of ``under`` that it says nothing of."""
+    if not over:
+        return tuple(under)
     said = {(budget.unit, budget.window) for budget in over}
     return (*over, *(budget for budget in under if (budget.unit, budget.window) not in said))
 

@@ -8,10 +8,10 @@ dead owner leads to ``unknown`` unless there is proof (rule book 1.0).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
+from sagaspan._frozen import replaced
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, Phase, RunRecord, RunState
 
 
@@ -278,7 +278,7 @@ def move_call(
         changes["ended_us"] = now_us
     if record.reserved is not None and state not in KEEPS_RESERVATIONS:
         changes["reserved"] = None
-    after = replace(record, state=state, version=record.version + 1, **changes)
+    after = replaced(record, state=state, version=record.version + 1, **changes)
     return after, _call_row(after, event, record.state, now_us, detail, actor)
 
 
@@ -298,7 +298,7 @@ def move_run(
         changes["ended_us"] = now_us
     if event in (RunEvent.COMPLETE, RunEvent.REOPEN, RunEvent.COMPENSATE):
         changes["completing"] = False
-    after = replace(record, state=state, version=record.version + 1, **changes)
+    after = replaced(record, state=state, version=record.version + 1, **changes)
     return after, _run_row(after, event, record.state, now_us, detail)
 
 

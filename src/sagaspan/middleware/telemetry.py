@@ -5,14 +5,13 @@ The span is never made current here: only the body runner does that, so that not
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from opentelemetry.trace import Span, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
 from sagaspan._call import Call, Result
+from sagaspan._frozen import replaced
 from sagaspan._middleware import CallNext
 from sagaspan.exceptions import KeyConflict
 
@@ -28,7 +27,7 @@ class TelemetryMiddleware:
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
         links = None if call.scheduled is None else spans.link_to(call.scheduled.traceparent, semconv.LINK_SENDS)
         span = spans.start(self._tracer, semconv.SPAN_TOOL.format(tool=call.tool.name), _opening(call), links=links)
-        call = replace(call, span=span, tracer=self._tracer)
+        call = replaced(call, span=span, tracer=self._tracer)
         try:
             result = await call_next(call)
         except BaseException as error:

@@ -791,7 +791,7 @@ def _fetch_damaged(connection: sqlite3.Connection, query: str, values: Sequence[
 def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
     """Write a batch in one transaction; each request in it is still all or nothing."""
     execute = connection.execute
-    level = "full" if any(request.synced for request in batch) else "normal"
+    level = "full" if True in [request.synced for request in batch] else "normal"
     execute(f"pragma synchronous = {level}")
     execute("begin immediate")
     try:
