@@ -19,7 +19,7 @@ BASE = {
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
-    "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers", "_console",
+    "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers", "_console", "rules",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -39,6 +39,8 @@ ALLOWED = {
     "expressions": {"exceptions"},
     "_backends": {"_clock"},
     "policy": {"exceptions", "_checks", "_declared", "rate"},
+    "rules": {"exceptions", "_checks", "_declared", "expressions", "policy"},
+    "_policy_file": {"exceptions", "policy", "rules"},
     "_signals": {"loops", "ledger.records"},
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "middleware.loop"},
@@ -95,7 +97,7 @@ ALLOWED = {
     "_retries": DATA | {"ledger", "_rollback"},
     "_alone": DATA | {"ledger", "_rollback", "_retries", "_saga"},
     "_told": {"exceptions", "ledger.records"},
-    "_engine": DATA | {"ledger", "middleware", "_told"},
+    "_engine": DATA | {"ledger", "middleware", "_policy_file", "_told"},
     "_completion": DATA | {"ledger", "_saga", "_steps"},
     "_in_flight": {"exceptions", "_fork", "ledger.records"},
     "_orphans": DATA | {"ledger", "_steps"},
@@ -128,6 +130,7 @@ ALLOWED = {
         "_llm",
         "_loops",
         "_defaults",
+        "_policy_file",
         "_usage",
         "_accounts",
         "llm",

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -23,6 +23,7 @@ from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation, compensation_of, name_of, same_callable, same_handler
 from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._middleware import Middleware, compose, users_layers
+from sagaspan._policy_file import PolicyFile
 from sagaspan._probe import Probe
 from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
@@ -64,6 +65,7 @@ from sagaspan.ledger.records import (
     Phase,
     RunRecord,
     RunState,
+    UsageTotals,
     call_info,
 )
 from sagaspan.ledger.store import RunChange, Store
@@ -73,9 +75,11 @@ from sagaspan.middleware.approval import ApprovalMiddleware, EditsMiddleware
 from sagaspan.middleware.budget import BudgetMiddleware
 from sagaspan.middleware.loop import LoopMiddleware
 from sagaspan.middleware.replay import ReplayMiddleware
+from sagaspan.middleware.rules import RulesMiddleware
 from sagaspan.middleware.saga import SagaMiddleware
 from sagaspan.middleware.telemetry import TelemetryMiddleware
 from sagaspan.redaction import Redaction, leaves
+from sagaspan.rules import Rules
 from sagaspan.scopes import BudgetBook
 
 if TYPE_CHECKING:
@@ -118,7 +122,9 @@ class Engine:
         loop: int | Literal[False] = ALLOWED,
         codec: codecs.Codec | None = None,
         approver: Approver | None = None,
+        policy: PolicyFile | None = None,
     ) -> None:
+        self.policy = policy
         self._fail_open = fail_open
         self.codec = codec
         self.approver = approver
@@ -171,6 +177,7 @@ class Engine:
             TelemetryMiddleware(self.tracer),
             *self._middleware,
             EditsMiddleware(),
+            *self._by_rules(endpoint.serve),
             LoopMiddleware(self.loop),
             ReplayMiddleware(endpoint.serve),
             BudgetMiddleware(),
@@ -183,6 +190,16 @@ class Engine:
         self._onion = compose(layers, endpoint)
         # What a deferred call asks of the layers it was asked when it was scheduled.
         self._sending = compose([TelemetryMiddleware(self.tracer), *self._innermost], self._ledger.send)
+
+    def _by_rules(self, serve: Callable[[Call], Awaitable[Result | None]]) -> list[Middleware]:
+        """The layer of the policy file's rules, if there is such a file."""
+        return [] if self.policy is None else [RulesMiddleware(self._rules, serve, self._spent_so_far)]
+
+    def _rules(self) -> Rules | None:
+        return None if self.policy is None else self.policy.rules
+
+    def _spent_so_far(self, call: Call) -> UsageTotals:
+        return next(iter(self.store.usage_of(self.namespace, {"run": call.run.id})), UsageTotals())
 
     @property
     def no_span(self) -> Span:
@@ -200,14 +217,16 @@ class Engine:
                 f"{_described(tool.function)} "
                 f"another: guard.tool('NAME', ...)"
             )
+        self._check_rules(tool)
         self.tools[tool.name] = tool
         self.prepare(tool)
 
     def prepare(self, tool: Tool) -> None:
         """Remember what undoes and what probes calls of ``tool``, and what sends them if they are deferred.
 
-        A compensation named by a string is looked up before the next body runs.
+        A compensation named by a string is looked up before the next body runs. Raises ``ConfigurationError``.
         """
+        self._check_rules(tool)
         if tool.redaction is not None:
             self.store.seal.redact(self.namespace, tool.name, tool.redaction)
             self._redacting[tool.name] = tool.redaction.beside(self._redacting.get(tool.name))
@@ -221,6 +240,10 @@ class Engine:
             self._know(tool.name, tool.compensation)
         elif tool.policy.compensate is not None:
             self._unresolved.add(tool)
+
+    def _check_rules(self, tool: Tool) -> None:
+        if self.policy is not None:
+            self.policy.rules.check(tool.name, tool.parameters)
 
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:

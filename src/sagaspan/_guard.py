@@ -33,6 +33,7 @@ from sagaspan._engine import Engine, Origin, call_sync
 from sagaspan._llm import LlmCall, metered
 from sagaspan._loops import check_loop
 from sagaspan._middleware import Middleware
+from sagaspan._policy_file import PolicyFile
 from sagaspan._prune import Pruned, Pruner, cutoff_us
 from sagaspan._recovery import Recoverer, Recovery
 from sagaspan._run import Run
@@ -49,7 +50,7 @@ from sagaspan.ledger.records import CallInfo, RunInfo, RunRecord, RunState, run_
 from sagaspan.ledger.store import Store
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Rows, load_prices
-from sagaspan.policy import Policies, Policy, PolicyBook, load_policies, read_policy_file
+from sagaspan.policy import Policies, Policy, PolicyBook
 from sagaspan.scopes import KINDS, BudgetBook
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
@@ -66,7 +67,8 @@ class Guard:
     Args:
         store: ``"sqlite:///path"``; None is ``SAGASPAN_STORE``, else ``ledger.db`` in the nearest ``.sagaspan``. Or a
             ``Store`` of ``sagaspan.testing``.
-        policies: name or glob of a tool to its ``Policy``, or the path of a TOML file with ``[tools.NAME]`` tables.
+        policies: name or glob of a tool to its ``Policy``, or the path of a TOML file with ``[tools.NAME]`` tables and
+            ``[[rules]]``.
         budget: of each run, such as ``"2 USD"`` or ``["100k tokens", "10 min"]``; None: ``SAGASPAN_BUDGET``, else
             ``budget`` in the policy file's ``[guard]``, else none.
         budgets: of scopes and globs of them, such as ``{"user:*": "20 USD/day"}``: each user has their own.
@@ -120,15 +122,14 @@ class Guard:
         check_codec(codec)
         if tracer_provider is not None and not hasattr(tracer_provider, "get_tracer"):
             raise ConfigurationError(f"tracer_provider takes a TracerProvider, not {described(tracer_provider)}")
-        book = load_policies(policies)
-        from_file = isinstance(policies, str | Path)
-        self._file = book if from_file else PolicyBook(None, source="policies")
-        self._book = PolicyBook(None, source="policies") if from_file else book
+        self._book = PolicyBook(_in_code(policies), source="policies")
+        file = PolicyFile.read(Path(policies)) if isinstance(policies, str | Path) else None
+        self._file = PolicyBook(None, source="policies") if file is None else file.tools
         self._named: set[str] = set()
         self._on_interrupt = on_interrupt
-        file = read_policy_file(Path(policies)) if isinstance(policies, str | Path) else {}
-        self.prices = load_prices(file.get("prices") if prices is None else prices)
-        defaults = defaults_of(file, str(policies), budget=budget, fail_open=fail_open)
+        tables: Mapping[str, Any] = {} if file is None else file.tables
+        self.prices = load_prices(tables.get("prices") if prices is None else prices)
+        defaults = defaults_of(tables, str(policies), budget=budget, fail_open=fail_open)
         self.fail_open = defaults.fail_open
         self._connect = functools.partial(connect, migrate=migrate, durability=durability)
         self._engine = Engine(
@@ -139,10 +140,11 @@ class Guard:
             require_run=require_run,
             budget=defaults.budget,
             loop=defaults.loop,
-            budgets=BudgetBook({**(budgets or {}), **file.get("budgets", {})}),
+            budgets=BudgetBook({**(budgets or {}), **tables.get("budgets", {})}),
             fail_open=defaults.fail_open,
             codec=codec,
             approver=approver_of(approver),
+            policy=file,
         )
         self._engine.at_first_end = self._warn_of_unused
 
@@ -211,7 +213,9 @@ class Guard:
 
     def unused_policies(self) -> list[str]:
         """A sentence for every name or glob of this guard's policies that fits no tool declared so far."""
-        return [*self._file.unused(self._named), *self._book.unused(self._named)]
+        file = self._engine.policy
+        by_rules = [] if file is None else file.rules.unused(self._named)
+        return [*self._file.unused(self._named), *by_rules, *self._book.unused(self._named)]
 
     def _warn_of_unused(self) -> None:
         for sentence in self.unused_policies():
@@ -660,6 +664,18 @@ def guard_function(guard: Guard, function: Callable[..., Any], name: str, book: 
     engine = guard._engine  # noqa: SLF001 - the same room
     engine.register(tool)
     return _guarded_function(engine, tool)
+
+
+def _in_code(policies: Any) -> Policies | None:
+    """The policies that are no file's; raises ``ConfigurationError`` for what is neither."""
+    if isinstance(policies, str | Path):
+        return None
+    if policies is None or isinstance(policies, Mapping):
+        return policies
+    raise ConfigurationError(
+        f"policies takes a dict such as {{'pay': Policy(effect='write')}}, or the path of a TOML file, not "
+        f"{described(policies)}"
+    )
 
 
 def _guarded_function(engine: Engine, tool: Tool) -> Callable[..., Any]:

@@ -310,19 +310,6 @@ def _near(name: str, tools: Collection[str]) -> str:
 _UNDECIDED = Policy()
 
 
-def load_policies(policies: Policies | str | Path | None) -> PolicyBook:
-    """A book from a mapping or from the ``[tools.NAME]`` tables of a TOML file; raises ``ConfigurationError``."""
-    if policies is None or isinstance(policies, Mapping):
-        return PolicyBook(policies, source="policies")
-    if not isinstance(policies, str | Path):
-        raise ConfigurationError(
-            f"policies takes a dict such as {{'pay': Policy(effect='write')}}, or the path of a TOML file, not "
-            f"{described(policies)}"
-        )
-    path = Path(policies)
-    return PolicyBook(_tools_table(read_policy_file(path), path), source=str(path))
-
-
 def read_policy_file(path: Path) -> dict[str, Any]:
     """The tables of the TOML file at ``path``; raises ``ConfigurationError`` if it cannot be read."""
     try:
@@ -333,19 +320,6 @@ def read_policy_file(path: Path) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the policy file {path} is not valid TOML: {error}") from error
-
-
-def _tools_table(tables: dict[str, Any], path: Path) -> Policies:
-    unknown = sorted(set(tables) - {"tools", "budgets", "prices", "guard"})
-    if unknown:
-        raise ConfigurationError(
-            f"{path}: unknown table [{unknown[0]}]; policies stand in [tools.NAME], beside [guard], [budgets] and "
-            "[prices]"
-        )
-    tools = tables.get("tools", {})
-    if not isinstance(tools, dict) or not all(isinstance(fields, dict) for fields in tools.values()):
-        raise ConfigurationError(f"{path}: every policy is a table [tools.NAME] of fields")
-    return tools
 
 
 def _as_policy(name: str, policy: Policy | Mapping[str, Any], source: str) -> Policy:

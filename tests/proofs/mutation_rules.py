@@ -75,6 +75,8 @@ _DECISIONS = "src/sagaspan/ledger/decisions.py"
 _DESK = "src/sagaspan/ledger/desk.py"
 _ASKING = "src/sagaspan/middleware/approval.py"
 _APPROVERS = "src/sagaspan/approvers.py"
+_RULES = "src/sagaspan/rules.py"
+_BY_RULES = "src/sagaspan/middleware/rules.py"
 _GATES = "src/sagaspan/_gates.py"
 _RENDERING = "src/sagaspan/rendering.py"
 _CLIENTS = "adapters/sagaspan_functions/_clients.py"
@@ -118,6 +120,7 @@ _TOOLS = "tests/adapters/functions/test_tools.py::"
 _CONTENT = "tests/adapters/functions/test_content.py::"
 
 _APPROVALS = "tests/test_approvals.py::"
+_RULE_TESTS = "tests/test_rules.py::"
 _SHOWN = "tests/test_rendering.py::"
 _CLI_APPROVALS = "tests/cli/test_approvals.py::"
 
@@ -2735,5 +2738,46 @@ RULES: Final[tuple[Rule, ...]] = (
         old="True, live.keep()",
         new="True, []",
         tests=(_CONTENT + "test_what_is_redacted_in_a_run_is_redacted_of_what_is_said_in_it",),
+    ),
+    # -- rules of a policy file (design 3) --------------------------------------------------------------------------
+    Rule(
+        section="design 3",
+        rule="A condition that cannot be judged lets nothing by.",
+        file=_RULES,
+        old='return Found.CANNOT_BE_JUDGED, f"{self.rule.when}: {_first_line(error)}"',
+        new='return Found.DOES_NOT_HOLD, f"{self.rule.when}: {_first_line(error)}"',
+        tests=(_RULE_TESTS + "test_what_cannot_be_judged_lets_nothing_by",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What a caller says is no fact of the run.",
+        file=_RULES,
+        old="{name: value for name, value in values.items() if name not in FACTS}",
+        new="dict(values)",
+        tests=(_RULE_TESTS + "test_what_a_condition_can_read",),
+    ),
+    Rule(
+        section="design 3",
+        rule="The arguments that a rule looked at are those that the body gets.",
+        file=_BY_RULES,
+        old="return replace(call, arguments={**call.arguments, **copies})",
+        new="return call",
+        tests=(_RULE_TESTS + "test_what_was_judged_is_what_runs",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A rule only adds to what the code asks.",
+        file=_BY_RULES,
+        old="gates=(*tool.gates, *gates)",
+        new="gates=tuple(gates)",
+        tests=(_RULE_TESTS + "test_no_rule_takes_back_what_the_code_asks",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="An edited call goes by the rules for its own arguments.",
+        file=_ASKING,
+        old="call = replace(edited.call, tool=tool)",
+        new="call = edited.call",
+        tests=(_RULE_TESTS + "test_an_edit_is_judged_as_what_it_is",),
     ),
 )

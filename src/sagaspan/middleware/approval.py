@@ -47,13 +47,12 @@ class EditsMiddleware:
     """Starts an edited call again; its key stays that of the requested arguments."""
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        if not call.tool.gates:
-            return await call_next(call)
+        tool = call.tool
         while True:
             try:
                 return await call_next(call)
-            except Edited as edited:
-                call = edited.call
+            except Edited as edited:  # under its own tool: what a rule made of that was for the other arguments
+                call = replace(edited.call, tool=tool)
 
 
 class ApprovalMiddleware:
@@ -75,7 +74,7 @@ class ApprovalMiddleware:
         self._plain = plain
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        if not call.tool.gates:
+        if not call.tool.gates and call.edited is None:
             return await call_next(call)
         call, plain = self._copied(call)
         if not any(gate.asks(call.arguments) for gate in call.tool.gates):
