@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from sagaspan import Applied, Guard, OutcomeUnknown, RunClosed, ToolTimeout
 from sagaspan import _backends as backends
 from sagaspan import _run as runs
+from sagaspan.testing import frozen_clock
 
 
 def until(true: Callable[[], Any]) -> None:
@@ -302,6 +304,23 @@ def test_a_nested_run_that_rolls_back_is_waited_for(guard: Guard) -> None:
     worker.join()
     assert log == ["undone 1"]
     assert guard.runs.get("inner").status == "compensated"
+
+
+def test_a_nested_run_whose_end_is_interrupted_is_not_waited_for(store_url: str) -> None:
+    """Ctrl-C while the exporter sends its span: the run around it is left at once, not after the grace."""
+
+    class Exporter(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            if span.name == "sagaspan inner":
+                raise KeyboardInterrupt
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Exporter())
+    with Guard(store_url, tracer_provider=provider) as guard, frozen_clock() as clock:
+        began = clock.now
+        with pytest.raises(KeyboardInterrupt), guard.run("outer", id="r"), guard.run("inner"):
+            pass
+        assert clock.now == began
 
 
 def test_a_rollback_two_runs_deeper_is_waited_for(guard: Guard) -> None:

@@ -553,9 +553,11 @@ class Run:
             elif self._aborted is not None:
                 report = await self._abort_now(backend)
         finally:
-            self._over(error or (self._stopped.error if self._stopped else None))
-            if self._outer is not None:
-                self._outer.in_flight.ended()
+            try:
+                self._over(error or (self._stopped.error if self._stopped else None))
+            finally:  # or else the run around would wait for this one
+                if self._outer is not None:
+                    self._outer.in_flight.ended()
             if self._outer is None:
                 self.engine.first_end()
         return report

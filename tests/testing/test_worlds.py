@@ -154,6 +154,27 @@ def test_the_dead_hold_nothing(caller: Caller) -> None:
                 assert_undone(world.runs.get("a"))
 
 
+def test_the_dead_are_not_waited_for(caller: Caller) -> None:
+    """Who died inside a nested run waits for nobody on its way out: the next process comes at once."""
+
+    def job(world: World) -> None:
+        with Guard(world.store) as guard:
+            act = caller.tool(guard, "act", effect="write")(lambda: world.effect("act"))
+
+            async def work() -> None:
+                async with caller.run(guard, "outer", id="a"), caller.run(guard, "inner"):
+                    await caller.call(act)
+
+            caller.play(work)
+
+    with frozen_clock() as clock, World() as world:
+        began = clock.now
+        world.process(job, die_at="act: before claim")
+        assert clock.now == began
+        world.process(job)
+        assert world.effects == ["act"]
+
+
 def test_a_point_that_is_not_reached_fails_the_test() -> None:
     """Played or killed: the message names the points that were."""
     for kill in (False, True):
