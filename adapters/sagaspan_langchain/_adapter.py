@@ -34,12 +34,12 @@ class LangChainAdapter:
         from sagaspan_langchain import _compat, _tools
 
         _compat.check()
+        options = (name, run_id, budget, on_interrupt)
+        if _compat.is_model(target):
+            _refuse("a wrapped model", *options)
+            return _wrap_model(guard, target, book)
         if isinstance(target, list | tuple) or _compat.is_tool(target):
-            if any(option is not None for option in (name, run_id, budget, on_interrupt)):
-                raise ConfigurationError(
-                    "a wrapped tool opens no run and keeps its name, so it takes no name, run_id, budget or "
-                    "on_interrupt; wrap the agent, or call it within guard.run(...)"
-                )
+            _refuse("a wrapped tool", *options)
             return _tools.wrap_tools(guard, target, book)
         if _compat.is_graph(target):
             from sagaspan_langchain import _graphs
@@ -49,6 +49,24 @@ class LangChainAdapter:
         raise ConfigurationError(
             f"guard.wrap cannot guard a {type(target).__module__}.{type(target).__qualname__} yet: wrap the agent or "
             "graph (what create_agent or StateGraph.compile returns), or its tools"
+        )
+
+
+def _wrap_model(guard: Guard, model: Any, book: PolicyBook) -> Any:
+    from sagaspan_langchain._marks import guard_of
+    from sagaspan_langchain._models import guarded_model
+
+    if guard_of(model) is not None:
+        raise ConfigurationError(f"the model {type(model).__qualname__} is guarded already; wrap it once")
+    book.check_names([], where="a chat model, which has no tools,")
+    return guarded_model(guard, model)
+
+
+def _refuse(what: str, *options: Any) -> None:
+    if any(option is not None for option in options):
+        raise ConfigurationError(
+            f"{what} opens no run and keeps its name, so it takes no name, run_id, budget or on_interrupt; wrap the "
+            "agent, or call it within guard.run(...)"
         )
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
 from sagaspan import ConfigurationError
+from sagaspan_langchain._marks import own_class
 
 NEEDED: Final = "langchain-core>=1.7, langgraph>=1.2.12 and langgraph-prebuilt>=1.1.1"
 _PACKAGES: Final = ("langchain-core", "langgraph", "langgraph-prebuilt")
@@ -42,6 +45,8 @@ def check() -> None:
 def _lacking() -> Iterator[str]:
     if not hasattr(BaseTool, "_filter_injected_args"):
         yield "BaseTool._filter_injected_args is gone"
+    if not hasattr(BaseChatModel, "_get_ls_params"):
+        yield "BaseChatModel._get_ls_params is gone"
     node = ToolNode([])
     if not isinstance(getattr(node, "_tools_by_name", None), dict):
         yield "ToolNode._tools_by_name is gone"
@@ -59,6 +64,26 @@ def is_tool(target: object) -> bool:
 def is_graph(target: object) -> bool:
     """Whether ``target`` is a compiled graph that runs here."""
     return isinstance(target, Pregel)
+
+
+def is_model(target: object) -> bool:
+    """Whether ``target`` is a chat model."""
+    return isinstance(target, BaseChatModel)
+
+
+def facts_of(model: BaseChatModel, stop: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat model says of itself for tracing; a provider only if its class names one."""
+    facts = dict(model._get_ls_params(stop=stop, **options))  # noqa: SLF001 - the reason for this module
+    if own_class(model)._get_ls_params is BaseChatModel._get_ls_params:  # noqa: SLF001 - as above
+        facts.pop("ls_provider", None)  # made of the name of the class, which no price table knows
+    return facts
+
+
+@functools.cache
+def takes(method: Callable[..., Any], name: str) -> bool:
+    """Whether ``method`` has a parameter ``name``, or takes all."""
+    parameters = inspect.signature(method).parameters
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def injected_among(tool: BaseTool, names: Iterable[str]) -> frozenset[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from langchain_core.runnables.base import RunnableBindingBase, RunnableSequence
-from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
@@ -20,7 +19,7 @@ from sagaspan import ConfigurationError, Guard
 from sagaspan.adapters import PolicyBook
 from sagaspan_langchain import _compat
 from sagaspan_langchain._marks import guard_of, subclass
-from sagaspan_langchain._tools import guard_in_agent
+from sagaspan_langchain._reach import Scope, install
 from sagaspan_langchain._turns import Opening, Turn
 
 __all__ = ["Opening", "wrap_graph"]
@@ -37,9 +36,10 @@ def wrap_graph(guard: Guard, graph: Graph, book: PolicyBook, opening: Opening) -
         )
     peers = {name: tool for node in _tool_nodes(graph) for name, tool in _compat.tools_of(node).items()}
     book.check_names(list(peers), where=f"the agent {graph.get_name()!r}")
-    surgery = _Surgery(guard=guard, book=book, peers=peers, seen={})
+    install()
+    scope = Scope(guard=guard, book=book, peers=peers)
     opening = opening.named(graph.get_name())
-    return _of_class(_guarded_class(guard, type(graph), opening), graph, surgery.nodes(graph))
+    return _of_class(_guarded_class(scope, type(graph), opening), graph, _Surgery(scope=scope, seen={}).nodes(graph))
 
 
 def _of_class(kind: type[Graph], graph: Graph, nodes: dict[str, Any]) -> Graph:
@@ -73,9 +73,7 @@ def _tool_nodes_in(step: Any) -> Iterator[ToolNode]:
 class _Surgery:
     """Copies of nodes whose tools are guarded; what holds no tool is shared with the original."""
 
-    guard: Guard
-    book: PolicyBook
-    peers: dict[str, BaseTool]
+    scope: Scope
     seen: dict[int, Any]
 
     def nodes(self, graph: Graph) -> dict[str, Any]:
@@ -96,12 +94,11 @@ class _Surgery:
             self.seen[id(step)] = self._copied(step)
         return self.seen[id(step)]
 
-    def _tool(self, tool: BaseTool) -> BaseTool:
-        return guard_in_agent(self.guard, tool, self.book, self.peers)
-
     def _copied(self, step: Any) -> Any:
         if isinstance(step, ToolNode):
-            return _compat.with_tools(step, {name: self._tool(tool) for name, tool in _compat.tools_of(step).items()})
+            return _compat.with_tools(
+                step, {name: self.scope.tool(tool) for name, tool in _compat.tools_of(step).items()}
+            )
         if not any(True for _ in _tool_nodes_in(step)):
             return step
         if isinstance(step, Pregel):
@@ -115,10 +112,10 @@ class _Surgery:
 # -- the class that is made for one graph ----------------------------------------------------------------------
 
 
-def _guarded_class(guard: Guard, base: type[Graph], opening: Opening) -> type[Graph]:
+def _guarded_class(scope: Scope, base: type[Graph], opening: Opening) -> type[Graph]:
     @functools.wraps(base.stream)
     def stream(self: Graph, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002 - LangGraph's word
-        turn = Turn.enter(guard, opening, self, input, config)
+        turn = Turn.enter(scope, opening, self, input, config)
         chunks: Any = base.stream(self, input, turn.config, **options)
         failure: BaseException | None = None
         try:
@@ -131,7 +128,7 @@ def _guarded_class(guard: Guard, base: type[Graph], opening: Opening) -> type[Gr
 
     @functools.wraps(base.astream)
     async def astream(self: Graph, input: Any, config: Any = None, **options: Any) -> AsyncIterator[Any]:  # noqa: A002 - as above
-        turn = await Turn.aenter(guard, opening, self, input, config)
+        turn = await Turn.aenter(scope, opening, self, input, config)
         chunks: Any = base.astream(self, input, turn.config, **options)
         failure: BaseException | None = None
         try:
@@ -142,5 +139,5 @@ def _guarded_class(guard: Guard, base: type[Graph], opening: Opening) -> type[Gr
             await turn.astep(chunks.aclose)
         await turn.aleave(failure)
 
-    made: type[Graph] = subclass(guard, base, {"stream": stream, "astream": astream})
+    made: type[Graph] = subclass(scope.guard, base, {"stream": stream, "astream": astream})
     return made

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sagaspan import Guard
 
 _MARK: Final = "__sagaspan_guard__"
+_STATE: Final = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 
 
 def guard_of(target: object) -> Guard | None:
@@ -26,4 +27,12 @@ def subclass(guard: Guard, base: Any, members: Mapping[str, Any]) -> Any:
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     made = type(base)(base.__name__, (base,), {**names, **members})
     setattr(made, _MARK, guard)
+    return made
+
+
+def twin(target: Any, kind: Any) -> Any:
+    """An object of ``kind`` with the very state of ``target``, a pydantic object: what either changes, both have."""
+    made = object.__new__(kind)
+    for name in _STATE:
+        object.__setattr__(made, name, getattr(target, name, None))
     return made

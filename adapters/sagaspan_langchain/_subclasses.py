@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
@@ -21,9 +21,7 @@ from sagaspan.adapters import told
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
 from sagaspan_langchain._bodies import Body, BodyCall, Invocation, invocation_in_force
-from sagaspan_langchain._marks import subclass
-
-_STATE: Final = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+from sagaspan_langchain._marks import subclass, twin
 
 
 def guarded_twin(guard: Guard, tool: BaseTool, *, sync: Body | None, async_: Body | None) -> BaseTool:
@@ -34,15 +32,8 @@ def guarded_twin(guard: Guard, tool: BaseTool, *, sync: Body | None, async_: Bod
         members["_run"] = _body_run(guard, tool, sync)
     if async_ is not None:
         members["_arun"] = _body_arun(guard, tool, async_)
-    return _twin(tool, subclass(guard, base, members))
-
-
-def _twin(tool: BaseTool, kind: type[BaseTool]) -> BaseTool:
-    """An object of ``kind`` with the very state of ``tool``: what either changes, both have."""
-    twin = object.__new__(kind)
-    for name in _STATE:
-        object.__setattr__(twin, name, getattr(tool, name, None))
-    return twin
+    guarded: BaseTool = twin(tool, subclass(guard, base, members))
+    return guarded
 
 
 # -- around LangChain's run: from its arguments to its message -------------------------------------------------
@@ -51,14 +42,7 @@ def _twin(tool: BaseTool, kind: type[BaseTool]) -> BaseTool:
 def _run_of(base: type[BaseTool]) -> Callable[..., Any]:
     @functools.wraps(base.run)
     def run(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
-        with _invoked(kwargs) as invocation:
-            failure: Exception | None = None
-            output = None
-            try:
-                output = base.run(self, *args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - raised again, unless it is for the model
-                failure = error
-            return _answer(self, invocation, output, failure)
+        return invoked(base.run, self, args, kwargs)
 
     return run
 
@@ -66,16 +50,33 @@ def _run_of(base: type[BaseTool]) -> Callable[..., Any]:
 def _arun_of(base: type[BaseTool]) -> Callable[..., Any]:
     @functools.wraps(base.arun)
     async def arun(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
-        with _invoked(kwargs) as invocation:
-            failure: Exception | None = None
-            output = None
-            try:
-                output = await base.arun(self, *args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - raised again, unless it is for the model
-                failure = error
-            return _answer(self, invocation, output, failure)
+        return await ainvoked(base.arun, self, args, kwargs)
 
     return arun
+
+
+def invoked(run: Callable[..., Any], guarded: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What ``run``, LangChain's own, answers for the guarded tool, or what tells the model of its refusal."""
+    with _invoked(kwargs) as invocation:
+        failure: Exception | None = None
+        output = None
+        try:
+            output = run(guarded, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - raised again, unless it is for the model
+            failure = error
+        return _answer(guarded, invocation, output, failure)
+
+
+async def ainvoked(run: Callable[..., Any], guarded: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """As ``invoked``, in a running loop."""
+    with _invoked(kwargs) as invocation:
+        failure: Exception | None = None
+        output = None
+        try:
+            output = await run(guarded, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - raised again, unless it is for the model
+            failure = error
+        return _answer(guarded, invocation, output, failure)
 
 
 @contextlib.contextmanager
@@ -139,4 +140,7 @@ def _unguarded(tool: BaseTool, guarded: BaseTool) -> BaseTool:
 
     Its class is the original one, so that a body which calls ``self._run`` is not guarded twice.
     """
-    return tool if guarded.__dict__ is tool.__dict__ else _twin(guarded, type(tool))
+    if guarded.__dict__ is tool.__dict__:
+        return tool
+    like: BaseTool = twin(guarded, type(tool))
+    return like

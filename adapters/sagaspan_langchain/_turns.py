@@ -24,9 +24,10 @@ from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
-from sagaspan import Budget, Guard, Run, StoreUnavailable
+from sagaspan import Budget, Run, StoreUnavailable
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
+from sagaspan_langchain._reach import Scope
 
 T = TypeVar("T")
 Graph = Pregel[Any, Any, Any, Any]
@@ -51,9 +52,10 @@ class Opening:
 class Turn:
     """One invocation: its run, and what must happen to that when the invocation ends."""
 
-    def __init__(self, guard: Guard, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None) -> None:
+    def __init__(self, scope: Scope, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None) -> None:
         seen = _compat.in_force(graph.config, config)
-        self._guard = guard
+        self._scope = scope
+        self._guard = guard = scope.guard
         self._opening = opening
         self._nested = _compat.is_nested(seen)
         self._continues = asked is None or (isinstance(asked, Command) and asked.resume is not None)
@@ -68,9 +70,9 @@ class Turn:
         self.config = config if self._nested else _compat.merged(config, {"callbacks": [self._watch]})
 
     @classmethod
-    def enter(cls, guard: Guard, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None) -> Self:
+    def enter(cls, scope: Scope, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None) -> Self:
         """Begin an invocation with the input ``asked``; raises what entering a run raises."""
-        turn = cls(guard, opening, graph, asked, config)
+        turn = cls(scope, opening, graph, asked, config)
         snapshot = graph.get_state(config or {}) if turn._goes_on else None
         if turn._joined is None:
             turn._run = turn._next_run(turn._turn_id())
@@ -81,10 +83,10 @@ class Turn:
 
     @classmethod
     async def aenter(
-        cls, guard: Guard, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None
+        cls, scope: Scope, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None
     ) -> Self:
         """As ``enter``, in a running loop."""
-        turn = cls(guard, opening, graph, asked, config)
+        turn = cls(scope, opening, graph, asked, config)
         snapshot = await graph.aget_state(config or {}) if turn._goes_on else None
         if turn._joined is None:
             turn._run = turn._next_run(await asyncio.to_thread(turn._turn_id) if turn._thread else None)
@@ -152,14 +154,15 @@ class Turn:
 
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
-        if self._joined is not None:  # it is in force here already, with the caller's own span over it
-            yield
-            return
-        self._run.activate()
-        try:
-            yield
-        finally:
-            self._run.deactivate()
+        with self._scope.in_force():
+            if self._joined is not None:  # it is in force here already, with the caller's own span over it
+                yield
+                return
+            self._run.activate()
+            try:
+                yield
+            finally:
+                self._run.deactivate()
 
     # -- how it ends -------------------------------------------------------------------------------------------
 

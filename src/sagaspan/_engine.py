@@ -515,6 +515,8 @@ class Engine:
     def make_model_call(self, tool: Tool, model: str, arguments: Mapping[str, Any], backend: Backend) -> Call:
         """A call of a model, which is never answered from the ledger; raises what ``run_in_force`` does."""
         run = self.run_in_force(backend, tool)
+        if run is not None and run.replaying:  # what answers a completed run once more is no step of it
+            run = None
         record = self._session_of(tool) if run is None else run.record
         scope, value, id_ = run_scope(record.id, record.generation), new_id(now_us()), new_id(now_us())
         parent = current_call.get()

@@ -313,7 +313,7 @@ class LlmCall:
         if self.demand.output_tokens is not None:
             return self.demand.output_tokens
         most = self._prices.affordable(self.model, self.demand, MAX_AMOUNT, self.provider)
-        return _MOST_OUTPUT if most is None else most
+        return _MOST_OUTPUT if most is None else min(most, _MOST_OUTPUT)  # what nobody prices, money hardly limits
 
     def _costs(self, bound: Price) -> Mapping[str, int]:
         tokens = self.demand.input_tokens + self.most_output * self.demand.choices

@@ -1793,6 +1793,14 @@ RULES: Final[tuple[Rule, ...]] = (
             "tests/adapters/langchain/test_orphans.py::test_nor_what_a_node_beside_had_done",
         ),
     ),
+    Rule(
+        section="design 4.3",
+        rule="A chat model in the closure of a wrapped agent is metered.",
+        file="adapters/sagaspan_langchain/_reach.py",
+        old="return original(_guarded(self), *args, **kwargs)\n\n    return call",
+        new="return original(self, *args, **kwargs)\n\n    return call",
+        tests=("tests/adapters/langchain/test_models.py::test_the_models_of_a_wrapped_agent_are_metered",),
+    ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(
         section="design 4.6",

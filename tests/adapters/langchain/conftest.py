@@ -12,7 +12,7 @@ from sagaspan import Guard
 
 @pytest.fixture
 def guard(tmp_path: Path) -> Iterator[Guard]:
-    with Guard(f"sqlite:///{tmp_path}/ledger.db") as guard:
+    with Guard(f"sqlite:///{tmp_path}/ledger.db", prices={"scripted": {"input": 0, "output": 0}}) as guard:
         yield guard
 
 

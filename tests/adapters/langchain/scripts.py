@@ -35,6 +35,7 @@ class ScriptedModel(BaseChatModel):
         last = max(at for at, message in enumerate(messages) if isinstance(message, HumanMessage))
         asked = sum(isinstance(message, AIMessage) for message in messages[last:])
         message = AIMessage("done") if asked >= len(self.script) else self._calls(asked)
+        message.usage_metadata = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def _calls(self, asked: int) -> AIMessage:
@@ -77,7 +78,16 @@ def essence(messages: Sequence[BaseMessage]) -> list[tuple[Any, ...]]:
 
 
 def calls_of(guard: Guard, run_id: str) -> tuple[CallInfo, ...]:
-    """The recorded calls of a run."""
+    """The recorded calls of tools in a run."""
+    return tuple(call for call in _recorded(guard, run_id) if not call.tool.startswith("chat "))
+
+
+def model_calls_of(guard: Guard, run_id: str) -> tuple[CallInfo, ...]:
+    """The recorded calls of models in a run."""
+    return tuple(call for call in _recorded(guard, run_id) if call.tool.startswith("chat "))
+
+
+def _recorded(guard: Guard, run_id: str) -> tuple[CallInfo, ...]:
     run = guard.runs.get(run_id)
     assert run is not None, f"there is no run {run_id}"
     return run.calls

@@ -9,7 +9,7 @@ from langchain.agents import create_agent
 from langchain_core.tools import tool
 
 from sagaspan import BudgetExceeded, ConfigurationError, Guard, LoopDetected
-from tests.adapters.langchain.scripts import answers, ask, model
+from tests.adapters.langchain.scripts import answers, ask, calls_of, model
 
 World = list[Any]
 
@@ -63,7 +63,7 @@ def test_within_a_run(guard: Guard, world: World) -> None:
             guard.wrap(_agent(world, "Bonn", "Kiel"), policies, budget="1 USD").invoke(ask())
     assert caught.value.scope == "run:o/trip#2"
     assert world == ["Rome", "Oslo", "Bonn", "not Bonn"]
-    assert [call.tool for call in guard.runs.get("o").calls] == ["book"]
+    assert [call.tool for call in calls_of(guard, "o")] == ["book"]
     assert {account.scope: int(account.spent) for account in guard.budgets.list()} == {
         "run:o": 3, "run:o/trip#1": 1, "run:o/trip#2": 1
     }  # fmt: skip

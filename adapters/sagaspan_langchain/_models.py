@@ -1,0 +1,171 @@
+"""Chat models under a guard: every request is reserved before it is sent, and settled with what its answer says.
+
+A guarded model is an object of a subclass of its own class that shares its state. Only the methods that send a request
+(``_generate``, ``_stream`` and their likes) go through the guard. So what LangChain answers from its cache costs
+nothing, and its callbacks, streaming, structured output, retries and fallbacks work as they do: each attempt is a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Final
+
+from langchain_core.language_models import BaseChatModel
+
+from sagaspan import Guard, SagaspanError
+from sagaspan.adapters import LlmCall
+from sagaspan_langchain import _compat
+from sagaspan_langchain import _errors as errors
+from sagaspan_langchain._answers import Answer, input_of, settle
+from sagaspan_langchain._marks import guard_of, subclass, twin
+from sagaspan_langchain._requests import request_of
+
+_PROVIDER_FAILED: Final = "__sagaspan_provider_failed__"
+
+
+def guarded_model(guard: Guard, model: BaseChatModel) -> BaseChatModel:
+    """``model`` with every request metered; one that is guarded already stays as it is."""
+    if guard_of(model) is not None:
+        return model
+    guarded: BaseChatModel = twin(model, _class_of(guard, type(model)))
+    return guarded
+
+
+def provider_failed(error: BaseException | None) -> bool:
+    """Whether ``error`` is, or was raised because of, one that left a model's own code: nothing of ours refused."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if getattr(error, _PROVIDER_FAILED, False):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@functools.lru_cache(1000)
+def _class_of(guard: Guard, base: type[BaseChatModel]) -> type[BaseChatModel]:
+    members: dict[str, Any] = {}
+    for name, wrap in _WRAPPERS.items():
+        method = getattr(base, name, None)
+        # What LangChain's own class does by calling another of these is not counted twice.
+        if method is not None and method is not getattr(BaseChatModel, name, None):
+            members[name] = wrap(guard, method)
+    made: type[BaseChatModel] = subclass(guard, base, members)
+    return made
+
+
+def _unguarded(model: BaseChatModel) -> BaseChatModel:
+    """``model`` as its own class has it: one of these methods may call another."""
+    base: Any = type(model).__base__
+    own: BaseChatModel = twin(model, base)
+    return own
+
+
+def _begun(guard: Guard, model: BaseChatModel, messages: Any, stop: Any, options: Mapping[str, Any]) -> LlmCall:
+    request = request_of(model, messages, stop, options)
+    return guard.llm_call(request.model, demand=request.demand, provider=request.provider)
+
+
+@contextlib.contextmanager
+def _told_apart() -> Iterator[None]:
+    """A refusal of the guard leaves so that nothing swallows it; what the provider raised is marked as that."""
+    try:
+        yield
+    except SagaspanError as error:
+        raise errors.leaving(error) from error.__cause__
+    except Exception as error:
+        with contextlib.suppress(AttributeError):  # of a class with slots: it ends the run as any error does
+            setattr(error, _PROVIDER_FAILED, True)
+        raise
+
+
+# -- one answer ------------------------------------------------------------------------------------------------
+
+
+def _generate_of(guard: Guard, method: Callable[..., Any]) -> Callable[..., Any]:
+    # LangChain reads the signature to decide what to hand over.
+    @functools.wraps(method)
+    def _generate(self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> Any:
+        with _told_apart(), _begun(guard, self, messages, stop, options) as call:
+            call.messages(input=input_of(messages) if call.tells else None)
+            result = _called(method, _unguarded(self), messages, stop, run_manager, options)
+            settle(call, result)
+            return result
+
+    return _generate
+
+
+def _agenerate_of(guard: Guard, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def _agenerate(
+        self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> Any:
+        with _told_apart():
+            async with _begun(guard, self, messages, stop, options) as call:
+                call.messages(input=input_of(messages) if call.tells else None)
+                result = await _called(method, _unguarded(self), messages, stop, run_manager, options)
+                settle(call, result)
+                return result
+
+    return _agenerate
+
+
+# -- an answer that comes piece by piece -----------------------------------------------------------------------
+
+
+def _stream_of(guard: Guard, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def _stream(
+        self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> Iterator[Any]:
+        call = _begun(guard, self, messages, stop, options)
+        answer = Answer(call)
+        with _told_apart():
+            with call:
+                call.messages(input=input_of(messages) if call.tells else None)
+                with answer.read_to_its_end():
+                    for chunk in _called(method, _unguarded(self), messages, stop, run_manager, options):
+                        answer.add(chunk)
+                        yield chunk
+            answer.raise_interruption()
+
+    return _stream
+
+
+def _astream_of(guard: Guard, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def _astream(
+        self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> AsyncIterator[Any]:
+        call = _begun(guard, self, messages, stop, options)
+        answer = Answer(call)
+        with _told_apart():
+            async with call:
+                call.messages(input=input_of(messages) if call.tells else None)
+                with answer.read_to_its_end():
+                    async for chunk in _called(method, _unguarded(self), messages, stop, run_manager, options):
+                        answer.add(chunk)
+                        yield chunk
+            answer.raise_interruption()
+
+    return _astream
+
+
+def _called(
+    method: Callable[..., Any], model: BaseChatModel, messages: Any, stop: Any, run_manager: Any, options: Any
+) -> Any:
+    if run_manager is None or not _compat.takes(method, "run_manager"):
+        return method(model, messages, stop=stop, **options)
+    return method(model, messages, stop=stop, run_manager=run_manager, **options)
+
+
+_WRAPPERS: Final[Mapping[str, Callable[[Guard, Callable[..., Any]], Callable[..., Any]]]] = {
+    "_generate": _generate_of,
+    "_agenerate": _agenerate_of,
+    "_stream": _stream_of,
+    "_astream": _astream_of,
+    "_stream_chat_model_events": _stream_of,
+    "_astream_chat_model_events": _astream_of,
+}

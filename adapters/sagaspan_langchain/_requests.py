@@ -1,0 +1,63 @@
+"""What a request to a chat model can cost at most: its model, who serves it, and upper bounds of what it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+
+from sagaspan.llm.demand import Demand
+from sagaspan.llm.demands import chat_demand, messages_demand
+from sagaspan.llm.models import provider_of
+from sagaspan_langchain import _compat
+
+_LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample", "num_predict")
+_PASSED_ON: Final = ("tools", "functions", "response_format", "thinking", "service_tier", "modalities")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """``model`` and ``provider`` as the price table may know them, and what is asked for."""
+
+    model: str
+    provider: str | None
+    demand: Demand
+
+
+def request_of(model: BaseChatModel, messages: Sequence[BaseMessage], stop: Any, options: Mapping[str, Any]) -> Request:
+    """What ``model`` is about to send."""
+    facts = _compat.facts_of(model, stop, options)
+    name = facts.get("ls_model_name") or model._llm_type  # noqa: SLF001 - what every chat model must define
+    provider = facts.get("ls_provider")
+    settings = {name: _setting(model, options, name) for name in (*_LIMITS, *_PASSED_ON, "n")}
+    arguments = {
+        **{name: value for name, value in settings.items() if value is not None and name not in _LIMITS},
+        "messages": [_content(message) for message in messages],
+    }
+    read = messages_demand if provider_of(provider or "") == "anthropic" else chat_demand
+    given = (facts.get("ls_max_tokens"), *(settings[name] for name in _LIMITS))
+    limits = [limit for limit in given if type(limit) is int and limit > 0]
+    if limits:
+        arguments["max_tokens"] = max(limits)
+    return Request(model=str(name), provider=provider, demand=_open(read(arguments), settings))
+
+
+def _open(demand: Demand, settings: Mapping[str, Any]) -> Demand:
+    choices = settings.get("n")
+    return demand if type(choices) is not int or choices < 1 else replace(demand, choices=choices)
+
+
+def _setting(model: BaseChatModel, options: Mapping[str, Any], name: str) -> Any:
+    """What a request has for ``name``: of the call itself, else of the model."""
+    found = options.get(name)
+    return getattr(model, name, None) if found is None else found
+
+
+def _content(message: BaseMessage) -> dict[str, Any]:
+    """What of a message is sent, and so is counted."""
+    extra = {name: value for name, value in message.additional_kwargs.items() if value}
+    calls = [{"name": call["name"], "args": call["args"]} for call in getattr(message, "tool_calls", ())]
+    return {"role": message.type, "content": message.content, "name": message.name, "tool_calls": calls, **extra}
