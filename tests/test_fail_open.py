@@ -356,9 +356,9 @@ def test_while_it_is_down_reads_do_not_wait_for_it_each(
     asked: list[int] = []
     write = sqlite._write
 
-    def counted(connection: Any, batch: Any) -> None:
+    def counted(*how: Any) -> None:
         asked.append(1)
-        write(connection, batch)
+        write(*how)
 
     async def job() -> None:
         async with caller.run(guard, id="a"):

@@ -101,7 +101,7 @@ def test_what_is_settled_is_forgotten_with_its_history(guard: Guard, shop: Shop,
     assert done.kept == {}
     assert done.spare_bytes
     assert guard.runs.list() == []
-    assert rows(tmp_path) == {"runs": 0, "calls": 0, "audit": 1, "locks": 0}  # the newest keeps its number taken
+    assert rows(tmp_path) == {"runs": 0, "calls": 0, "audit": 4, "locks": 0}  # each leaves one that says so
     assert guard.prune(older_than=0).runs == 0
 
 
@@ -276,7 +276,7 @@ def test_calls_outside_a_run_go_one_by_one(guard: Guard, shop: Shop, tmp_path: P
     (session,) = guard.runs.list()
     assert sorted(call.tool for call in guard.runs.get(session.id).calls) == ["doubt", "pay"]
     history = guard._store.audit_of("default", session.id)
-    assert [row.event for row in history] == ["run.open", "claim", "succeed", "claim", "lose"]
+    assert [row.event for row in history] == ["run.open", "claim", "succeed", "claim", "lose", "forget"]
     assert done.audit_rows == 40
     assert_history(guard)
     assert shop.pay("o-1") == "p-o-1"
@@ -329,12 +329,12 @@ def test_what_changes_meanwhile_stays_whole(guard: Guard, shop: Shop, monkeypatc
     forget = guard._store.forget
     opened = []
 
-    def meanwhile(families: Any) -> Any:
+    def meanwhile(families: Any, **by: Any) -> Any:
         monkeypatch.setattr(guard._store, "forget", forget)
         opened.append(guard.run("job", id="failed"))
         opened[0].__enter__()
         guard.compensate("undone")
-        return forget(families)
+        return forget(families, **by)
 
     monkeypatch.setattr(guard._store, "forget", meanwhile)
     done = guard.prune(older_than=0)

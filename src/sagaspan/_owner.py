@@ -10,7 +10,6 @@ work ends.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import secrets
 from collections.abc import Iterator
@@ -226,10 +225,12 @@ def os_user() -> str:
     """The user as whom the operating system runs this process, whatever the environment says."""
     try:
         import pwd
-
+    except ImportError:  # Windows, which knows it itself
+        return _login_name()
+    try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except (ImportError, KeyError):  # no such thing on this system, or a container whose user has no name
-        return f"uid {os.getuid()}" if hasattr(os, "getuid") else user_name()
+    except KeyError:  # a container whose user has no name
+        return f"uid {os.getuid()}"
 
 
 def os_groups() -> tuple[str, ...]:
@@ -245,9 +246,8 @@ def os_groups() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def user_name() -> str:
-    """The user of this process, for what the audit trail says of a person's decision."""
+def _login_name() -> str:
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
+        return os.getlogin()
+    except OSError:
+        return "unknown"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sagaspan import _clock as clock
+from sagaspan import _owner as owner
 from sagaspan._durations import microseconds
 from sagaspan.ledger.records import CallRecord, Phase, RunRecord
 from sagaspan.ledger.retention import SETTLED_CALLS, SETTLED_RUNS, Kept, Rules, call_kept_because, kept_because
@@ -56,6 +57,7 @@ class Pruner:
         self._rules = Rules(before_us=before_us, forget_keys=forget_keys)
         self._progress = progress
         self._stop = stop
+        self._actor = owner.os_user()
         self._done = Forgotten()
         self._kept: Counter[str] = Counter()
 
@@ -119,7 +121,7 @@ class Pruner:
             runs, calls = sum(len(one.runs) for one in families), sum(len(one.calls) for one in families)
             self._count(Forgotten(runs=runs, calls=calls))
             return
-        self._count(self._store.forget(families))
+        self._count(self._store.forget(families, actor=self._actor))
         clock.sleep(PAUSE_SECONDS)
 
     # -- calls outside a run -----------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class Pruner:
             elif batch:
                 self._count(self._store.forget_calls(batch))
                 clock.sleep(PAUSE_SECONDS)
-        if forgotten and not dry_run:
+        if not dry_run and (self._forget_approvals_of(session) or forgotten):
             self._forget_audit_of(session)
 
     def _may_go(self, call: CallRecord) -> bool:
@@ -159,10 +161,22 @@ class Pruner:
             self._kept[reason] += 1
         return reason is None
 
+    def _forget_approvals_of(self, session: RunRecord) -> int:
+        forgotten = 0
+        while not self._stop():
+            gone = self._store.forget_approvals(session.namespace, session.id, self._rules.before_us, limit=BATCH_CALLS)
+            forgotten += gone
+            if gone < BATCH_CALLS:
+                break
+            clock.sleep(PAUSE_SECONDS)
+        return forgotten
+
     def _forget_audit_of(self, session: RunRecord) -> None:
         after = 0
         while not self._stop():
-            gone, last = self._store.forget_audit(session.namespace, session.id, after, limit=4 * BATCH_CALLS)
+            gone, last = self._store.forget_audit(
+                session.namespace, session.id, after, limit=4 * BATCH_CALLS, actor=self._actor
+            )
             if last is None:
                 return
             after = last

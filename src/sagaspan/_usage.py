@@ -13,7 +13,7 @@ from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, in_units
 from sagaspan.budget import Budget, Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError
-from sagaspan.ledger.limits import row_of
+from sagaspan.ledger.limits import row_of, setting
 from sagaspan.ledger.records import BudgetRecord, LimitRecord, UsageTotals
 from sagaspan.ledger.store import LimitChange, Store
 from sagaspan.scopes import check_scope
@@ -110,7 +110,7 @@ def limit_changes(namespace: str, scope: str, budget: Budgets, *, actor: str | N
     """What sets ``budget`` as the limit of a scope or glob; raises ``ConfigurationError``."""
     check_scope(scope)
     at = now_us()
-    return [LimitChange(_limit(namespace, scope, one, actor, at)) for one in budgets_of(budget, where=scope)]
+    return [setting(_limit(namespace, scope, one, actor, at)) for one in budgets_of(budget, where=scope)]
 
 
 def _limit(namespace: str, scope: str, budget: Budget, actor: str | None, at_us: int) -> LimitRecord:
@@ -118,5 +118,5 @@ def _limit(namespace: str, scope: str, budget: Budget, actor: str | None, at_us:
         raise ConfigurationError(f"only a run has a wall clock; give {str(budget)!r} to 'run:ID', not to {scope!r}")
     return LimitRecord(
         namespace=namespace, pattern=scope, unit=budget.unit, window=budget.window or "", amount=budget.limit,
-        hard=budget.hard, soft=",".join(map(str, budget.soft)), actor=actor or owner.user_name(), at_us=at_us,
+        hard=budget.hard, soft=",".join(map(str, budget.soft)), actor=actor or owner.os_user(), at_us=at_us,
     )  # fmt: skip

@@ -151,7 +151,7 @@ class Calls:
         over = run is not None and (run.is_session or outermost(self._store, run).state in _OVER)
         late = record.state is CallState.DONE and happened_after_all(history(self._store, record))
         event, columns = decided_by_hand(record, _resolution(outcome), result=result, over=over, late=late)
-        after, audit = move_call(record, event, now_us(), detail=note, actor=actor or owner.user_name(), **columns)
+        after, audit = move_call(record, event, now_us(), detail=note, actor=actor or owner.os_user(), **columns)
         if not self._store.commit([*changes, *settling(record, CallChange(after, audit, record.version))], synced=True):
             raise ResolutionError(_stale(record, record.version), call=call_info(record))
         if event is CallEvent.UNDONE_BY_HAND:

@@ -2622,7 +2622,7 @@ RULES: Final[tuple[Rule, ...]] = (
         rule="Who decides on the command line is the user of the operating system.",
         file=_OWNER,
         old="return pwd.getpwuid(os.getuid()).pw_name",
-        new="return user_name()",
+        new='return os.environ.get("USER", "")',
         tests=(_CLI_APPROVALS + "test_a_name_in_the_environment_is_nobody",),
     ),
     Rule(

@@ -107,9 +107,7 @@ def test_a_crowd_waits_for_a_lock_together(
     pay("first")
     attempts: list[int] = []
     write = sqlite._write
-    monkeypatch.setattr(
-        sqlite, "_write", lambda connection, batch: attempts.append(len(batch)) or write(connection, batch)
-    )
+    monkeypatch.setattr(sqlite, "_write", lambda *how: attempts.append(len(how[1])) or write(*how))
     errors: list[BaseException] = []
 
     def try_it(order: str) -> None:
@@ -164,7 +162,7 @@ def test_who_was_told_that_it_failed_does_not_find_it_done(store_url: str, monke
     store.list_runs()
     write = sqlite._write
 
-    def interrupted(connection: Any, batch: Any) -> None:
+    def interrupted(*_: Any) -> None:
         monkeypatch.setattr(sqlite, "_write", write)
         raise KeyboardInterrupt
 

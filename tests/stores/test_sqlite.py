@@ -415,7 +415,7 @@ def test_what_is_synced_and_what_is_not(store_url: str, durability: str) -> None
         if words[:2] == ["pragma", "synchronous"]:
             level = words[-1]
         elif words[:3] == ["insert", "into", "audit"]:
-            events.append(statement.split("values (")[1].split(", ")[4].strip("'"))
+            events.append(statement.split("values (")[1].split(", ")[5].strip("'"))
         elif words == ["commit"]:
             levels[level] |= set(events)
             events = []

@@ -227,8 +227,8 @@ def _row(
     detail: str | None = None,
 ) -> AuditRow:
     # Not under the id of the call: what is in doubt of a call is judged by the rows that have it.
-    about = f"{record.id} {record.digest}"
     return AuditRow(
-        at_us=now_us, namespace=record.namespace, run_id=record.run_id, call_id=None, event=f"approval.{event}",
-        from_state=before, to_state=record.state, actor=actor, detail=f"{about} {detail}" if detail else about,
+        at_us=now_us, namespace=record.namespace, run_id=record.run_id, call_id=None, approval_id=record.id,
+        event=f"approval.{event}", from_state=before, to_state=record.state, actor=actor, digest=record.digest,
+        detail=detail,
     )  # fmt: skip

@@ -123,7 +123,9 @@ class Encryption:
         self.prove()
         told: Any = change
         record = self._closed(told.record, is_new=told.expected_version == 0)
-        encrypted: Change = replace(told, record=record, audit=self._closed(told.audit, is_new=True))
+        # What the audit trail says of an approval is ours, and who verifies it must be able to read it.
+        audit = told.audit if told.audit.approval_id is not None else self._closed(told.audit, is_new=True)
+        encrypted: Change = replace(told, record=record, audit=audit)
         return encrypted
 
     def _closed(self, record: Content, *, is_new: bool) -> Content:

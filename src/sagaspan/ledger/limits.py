@@ -17,8 +17,9 @@ from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, in_units, show_amount
 from sagaspan.budget import Budget, Window, window_end, window_start
 from sagaspan.exceptions import BudgetExceeded, RateLimited, Refused
-from sagaspan.ledger.records import BudgetRecord, LimitRecord, RunRecord
-from sagaspan.ledger.store import Change, RateChange, ReserveChange, Store
+from sagaspan.keys import canonical
+from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, LimitRecord, RunRecord
+from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
 from sagaspan.scopes import BudgetBook
 
 _NO_BOOK: Final = BudgetBook(None)
@@ -30,6 +31,16 @@ def budget_of(limit: LimitRecord) -> Budget:
         limit=limit.amount, unit=Unit(limit.unit), window=Window(limit.window) if limit.window else None,
         soft=tuple(int(percent) for percent in limit.soft.split(",") if percent), hard=limit.hard,
     )  # fmt: skip
+
+
+def setting(limit: LimitRecord) -> LimitChange:
+    """What sets a limit, with its row in the audit trail."""
+    said = {name: getattr(limit, name) for name in ("pattern", "unit", "window", "amount", "hard", "soft")}
+    row = AuditRow(
+        at_us=limit.at_us, namespace=limit.namespace, run_id=NO_RUN, call_id=None, event="limit.set", from_state=None,
+        to_state="set", actor=limit.actor, detail=canonical(said).decode(),
+    )  # fmt: skip
+    return LimitChange(limit, row)
 
 
 class Limits:

@@ -15,6 +15,8 @@ from sagaspan import codecs
 
 SESSION: Final = "session"
 """The name of the run that calls outside any run share, and what stands where another run's input is fingerprinted."""
+NO_RUN: Final = ""
+"""Where audit rows are that are of no run: no run has this id."""
 UNREADABLE: Final = ""
 """Under which name ``CallInfo.args`` holds what stands for arguments that cannot be read."""
 
@@ -204,17 +206,37 @@ class ApprovalRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """One transition, as it was decided: who (``actor``: a process or a person), what, from which state to which."""
+    """One transition, as it was decided: who (``actor``: a process or a person), what, from which state to which.
+
+    Of a call, a request for approval (with the ``digest`` of what it asks), or the run itself. ``run_id`` is
+    ``NO_RUN`` for what is of none: limits that operators set.
+    """
 
     at_us: int
     namespace: str
     run_id: str
     call_id: str | None
+    approval_id: str | None = None
     event: str
     from_state: str | None
     to_state: str
     actor: str
+    digest: str | None = None
     detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainedRow:
+    """An audit row as it is stored, with its place in the chain of its run (``ledger.chain``).
+
+    ``number`` and ``hash`` are None for rows from before there were chains.
+    """
+
+    seq: int
+    number: int | None
+    content: bytes | None
+    hash: bytes | None
+    row: AuditRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

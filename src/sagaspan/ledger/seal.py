@@ -18,7 +18,7 @@ from sagaspan._fork import new_lock
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import canonical
 from sagaspan.ledger.encryption import OF_CODEC, C, Encryption, Facts
-from sagaspan.ledger.records import AuditRow, CallRecord, Phase, RunRecord
+from sagaspan.ledger.records import AuditRow, CallRecord, LimitRecord, Phase, RunRecord
 from sagaspan.redaction import Redaction, redaction_of
 
 if TYPE_CHECKING:
@@ -144,11 +144,13 @@ class Seal:
 
     def closed(self, change: Change) -> Change:
         """``change`` as it may be written."""
-        told: Any = change  # a lock and a barrier say nothing that somebody wrote
+        told: Any = change  # a lock, a limit and a barrier say nothing that a tool did
         audit = getattr(told, "audit", None)
         if not isinstance(audit, AuditRow):
             return change
         record = told.record
+        if isinstance(record, LimitRecord):
+            return change
         if isinstance(record, CallRecord):
             record = self._closed_call(record, is_new=told.expected_version == 0)
         elif isinstance(record, RunRecord) and record.error is not None:

@@ -9,6 +9,7 @@ Stores are synchronous and know no rules: every transition comes with its audit 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -19,6 +20,7 @@ from sagaspan.ledger.records import (
     BudgetRecord,
     CallRecord,
     CallState,
+    ChainedRow,
     LeaseRecord,
     LimitRecord,
     LockRecord,
@@ -118,6 +120,7 @@ class LimitChange:
     """Save a limit and move the controls of its namespace on by one; every later claim sees it. No condition."""
 
     record: LimitRecord
+    audit: AuditRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,8 @@ class Store(Protocol):
 
     def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
         """Save all changes with their audit rows in one transaction, in their order, or none of them (then false).
+
+        Every audit row, as it is stored, becomes the next of the chain of its run (``ledger.chain``).
 
         While ``seal`` is active each of them goes through ``seal.closed`` first; what is read goes through
         ``seal.opened`` while there is ``seal.encryption``.
@@ -369,17 +374,34 @@ class Store(Protocol):
     def calls_after(self, namespace: str, run_id: str, after: CallRecord | None, *, limit: int) -> list[CallRecord]:
         """The calls of a run in the order of their first claims, from ``after`` on."""
 
-    def forget(self, families: Sequence[Family]) -> Forgotten:
-        """Delete runs with their calls, audit rows and locks in one transaction; those that have changed stay whole."""
+    def chains(self, after: tuple[str, str] | None, *, limit: int) -> list[tuple[str, str]]:
+        """The namespaces and runs that have audit rows, in order, from ``after`` on."""
+
+    def chained(self, namespace: str, run_id: str, after: int, *, limit: int) -> list[ChainedRow]:
+        """The audit rows of a run after row ``after`` of the ledger, in order, exactly as they are stored."""
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """All that is read in it is of one moment; for a store that nobody else uses meanwhile."""
+
+    def forget(self, families: Sequence[Family], *, actor: str) -> Forgotten:
+        """Delete runs with their calls, audit rows and locks in one transaction; those that have changed stay whole.
+
+        In the place of their audit rows stands one, by ``actor``, that says so (``chain.forgetting``).
+        """
 
     def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
         """Delete calls that are still at their versions, and their locks, in one transaction."""
 
-    def forget_audit(self, namespace: str, run_id: str, after: int, *, limit: int) -> tuple[int, int | None]:
-        """Delete audit rows of calls that are gone, among ``limit`` rows of a run from number ``after`` on.
+    def forget_approvals(self, namespace: str, run_id: str, before_us: int, *, limit: int) -> int:
+        """Delete requests of a run that ended or expired before then, and whose calls are gone; how many."""
 
-        Returns how many, and the number to go on from (None: that was all). The newest row of the ledger stays, so that
-        no number is given twice.
+    def forget_audit(
+        self, namespace: str, run_id: str, after: int, *, limit: int, actor: str
+    ) -> tuple[int, int | None]:
+        """Delete audit rows of calls and requests that are gone, among ``limit`` rows of a run after row ``after``.
+
+        Returns how many, and the row to go on from (None: that was all). One row says which they were
+        (``chain.forgetting``). It is the newest of the ledger, so that no number is given twice.
         """
 
     def spare_bytes(self) -> int | None:

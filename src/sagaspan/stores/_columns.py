@@ -52,7 +52,7 @@ CALL_CHANGING: Final = tuple(name for name in CALL_COLUMNS if name not in _CALL_
 RUN_CHANGING: Final = tuple(name for name in RUN_COLUMNS if name not in _RUN_CONSTANTS)
 LOCK_CHANGING: Final = tuple(name for name in LOCK_COLUMNS if name not in ("namespace", "name"))
 
-APPROVAL_CHANGING: Final = ("state", "votes", "reason", "version", "ended_us")
+APPROVAL_CHANGING: Final = ("call_id", "state", "votes", "reason", "version", "ended_us")
 
 call_values = attrgetter(*CALL_COLUMNS)
 call_changes = attrgetter(*CALL_CHANGING, "id")

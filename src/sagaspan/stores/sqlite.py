@@ -27,6 +27,7 @@ from sagaspan.ledger.records import (
     BudgetRecord,
     CallRecord,
     CallState,
+    ChainedRow,
     LeaseRecord,
     LimitRecord,
     LockRecord,
@@ -46,14 +47,17 @@ from sagaspan.ledger.store import (
     Conditional,
     Family,
     Forgotten,
+    LimitChange,
     LockChange,
     RunChange,
     SpendChange,
 )
 from sagaspan.stores import _columns as columns
+from sagaspan.stores import _sqlite_audit as audit
 from sagaspan.stores import _sqlite_budgets as budgets
 from sagaspan.stores._migrate import current_version, migrate, migrations
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
+from sagaspan.stores._sqlite_audit import Chains
 
 C = TypeVar("C", CallRecord, RunRecord, AuditRow, ApprovalRecord)
 
@@ -115,7 +119,6 @@ def _sets(names: Sequence[str]) -> str:
 
 
 # Only constants of this package are put together here; every value is a bound parameter.
-_APPEND_AUDIT: Final = f"insert into audit ({_AUDIT}) values ({_marks(columns.AUDIT_COLUMNS)})"  # noqa: S608
 _CONTROLS: Final = "coalesce((select version from controls where controls.namespace = runs.namespace), 0) = ?"
 _CLAIM_CALL: Final = f"""
 insert into calls ({_CALLS})
@@ -211,8 +214,13 @@ delete from owners
 """  # noqa: S608
 _PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?) on conflict do nothing"
 _CHANGE_FACT: Final = "update facts set value = ? where namespace = ? and name = ? and value = ?"
-_NOT_THE_NEWEST: Final = "seq < (select max(seq) from audit)"
-"""SQLite would give the number of the last row again, and the order of claims goes by these numbers."""
+_OLD_APPROVALS: Final = """
+approvals where id in (
+  select id from approvals
+   where namespace = ? and run_id = ? and coalesce(ended_us, expires_us) < ?
+     and not exists (select 1 from calls where calls.id = approvals.call_id)
+   limit ?)
+"""
 
 _CLAIM_SEQ: Final = columns.CALL_COLUMNS.index("claim_seq")
 
@@ -264,6 +272,7 @@ class SqliteStore:
         self._mountinfo = mountinfo
         self._lock = fork.new_lock()
         self._queue: deque[_Request] = deque()
+        self._chains = Chains()
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._usable = True
@@ -323,7 +332,7 @@ class SqliteStore:
 
     def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
         try:
-            _write(connection, batch)
+            _write(connection, batch, self._chains)
         except (sqlite3.Error, ValueError, OverflowError) as error:
             if len(batch) > 1 and not isinstance(error, _EVERYBODY_S):
                 for request in batch:  # what is wrong with one of them is no matter of the others
@@ -544,6 +553,26 @@ class SqliteStore:
         query = f"select {_AUDIT} from audit where namespace = ? and run_id = ? order by seq"  # noqa: S608
         return self._opened([columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))])
 
+    def chains(self, after: tuple[str, str] | None, *, limit: int) -> list[tuple[str, str]]:
+        """The namespaces and runs that have audit rows, in order, from ``after`` on."""
+        return self._fetch(audit.CHAINS, (*(after or ("", "")), after is not None, limit))
+
+    def chained(self, namespace: str, run_id: str, after: int, *, limit: int) -> list[ChainedRow]:
+        """The audit rows of a run after row ``after`` of the ledger, in order, exactly as they are stored."""
+        rows = self._fetch(audit.CHAINED, (namespace, run_id, after, limit))
+        return [audit.chained_row(row) for row in rows]
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All that is read in it is of one moment; for a store that nobody else uses meanwhile."""
+        with self._connected() as connection:
+            connection.execute("begin")
+        try:
+            yield
+        finally:
+            with self._connected() as connection:
+                connection.execute("rollback")
+
     # -- forgetting ----------------------------------------------------------------------------------------
 
     def old_runs(
@@ -570,10 +599,10 @@ class SqliteStore:
         where = f"namespace = ? and run_id = ? and seq > {cursor} order by seq limit ?"
         return self._calls(where, (namespace, run_id, "" if after is None else after.id, limit))
 
-    def forget(self, families: Sequence[Family]) -> Forgotten:
-        """Delete runs with their calls, audit rows and locks in one transaction; those that have changed stay whole."""
+    def forget(self, families: Sequence[Family], *, actor: str) -> Forgotten:
+        """Delete runs with all that is of them in one transaction; see ``Store.forget``."""
         with self._writing() as connection:
-            return sum((_forget(connection, family) for family in families), Forgotten())
+            return sum((_forget(connection, family, self._chains, actor) for family in families), Forgotten())
 
     def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
         """Delete calls that are still at their versions, and their locks, in one transaction."""
@@ -591,21 +620,17 @@ class SqliteStore:
                           call.namespace, call.run_id, call.id)  # fmt: skip
         return Forgotten(calls=len(gone))
 
-    def forget_audit(self, namespace: str, run_id: str, after: int, *, limit: int) -> tuple[int, int | None]:
-        """Delete audit rows of calls that are gone, among ``limit`` rows of a run from number ``after`` on."""
-        rows = self._fetch(
-            """
-            select seq, call_id is not null and not exists (select 1 from calls where calls.id = audit.call_id)
-              from audit where namespace = ? and run_id = ? and seq > ? order by seq limit ?
-            """,
-            (namespace, run_id, after, limit),
-        )
-        orphans = [seq for seq, is_orphan in rows if is_orphan]
-        gone = 0
-        if orphans:
-            with self._writing() as connection:
-                gone = sum(_gone(connection, f"audit where seq = ? and {_NOT_THE_NEWEST}", seq) for seq in orphans)
-        return gone, rows[-1][0] if rows else None
+    def forget_approvals(self, namespace: str, run_id: str, before_us: int, *, limit: int) -> int:
+        """Delete requests of a run that are over, and whose calls are gone; see ``Store.forget_approvals``."""
+        with self._writing() as connection:
+            return _gone(connection, _OLD_APPROVALS, namespace, run_id, before_us, limit)
+
+    def forget_audit(
+        self, namespace: str, run_id: str, after: int, *, limit: int, actor: str
+    ) -> tuple[int, int | None]:
+        """Delete audit rows of calls and requests that are gone; see ``Store.forget_audit``."""
+        with self._writing() as connection:
+            return audit.forget_some(connection, self._chains, namespace, run_id, after, limit=limit, actor=actor)
 
     def spare_bytes(self) -> int:
         """The room of the free pages in the file."""
@@ -685,6 +710,7 @@ class SqliteStore:
                 yield connection
                 connection.execute("commit")
             except BaseException:
+                self._chains.forget()
                 if connection.in_transaction:
                     connection.execute("rollback")
                 raise
@@ -741,6 +767,7 @@ class SqliteStore:
             connection.close()
             raise
         self._file = _identity(self.path)
+        self._chains.forget()
         return connection
 
     def _prepare_file(self) -> None:
@@ -788,7 +815,7 @@ def _fetch_damaged(connection: sqlite3.Connection, query: str, values: Sequence[
         connection.text_factory = str
 
 
-def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
+def _write(connection: sqlite3.Connection, batch: Sequence[_Request], chains: Chains) -> None:
     """Write a batch in one transaction; each request in it is still all or nothing."""
     execute = connection.execute
     level = "full" if True in [request.synced for request in batch] else "normal"
@@ -796,11 +823,12 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
     execute("begin immediate")
     try:
         if len(batch) == 1:
-            results = [_save_all(connection, batch[0])]
+            results = [_save_all(connection, batch[0], chains)]
         else:
-            results = [_save_apart(connection, request) for request in batch]
+            results = [_save_apart(connection, request, chains) for request in batch]
         execute("commit" if any(results) else "rollback")
     except BaseException:
+        chains.forget()
         if connection.in_transaction:
             execute("rollback")
         raise
@@ -808,41 +836,44 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
         request.end(commit)
 
 
-def _save_all(connection: sqlite3.Connection, request: _Request) -> Commit:
+def _save_all(connection: sqlite3.Connection, request: _Request, chains: Chains) -> Commit:
     used: list[int] = []
     for change in request.changes:
         if isinstance(change, SpendChange):
             used.append(budgets.spend(connection, change))
-        elif not _save(connection, change):
+        elif not _save(connection, change, chains):
+            chains.forget()  # what it appended is rolled back
             return Commit(change)
     return Commit(used=tuple(used)) if used else SAVED
 
 
-def _save_apart(connection: sqlite3.Connection, request: _Request) -> Commit:
+def _save_apart(connection: sqlite3.Connection, request: _Request, chains: Chains) -> Commit:
     """One request of several: what is refused of it does not touch the others."""
     connection.execute("savepoint request")
-    commit = _save_all(connection, request)
+    commit = _save_all(connection, request, chains)
     if not commit:
         connection.execute("rollback to request")
     connection.execute("release request")
     return commit
 
 
-def _save(connection: sqlite3.Connection, change: Conditional) -> bool:
+def _save(connection: sqlite3.Connection, change: Conditional, chains: Chains) -> bool:
     if isinstance(change, LockChange):
         return _save_lock(connection, change)
     if isinstance(change, Barrier):
         found = connection.execute(_OPEN_STEP, (change.namespace, change.run_id))
         return all(step in change.but for (step,) in found)
-    if not isinstance(change, CallChange | RunChange | ApprovalChange):
+    if not isinstance(change, CallChange | RunChange | ApprovalChange | LimitChange):
         return budgets.save(connection, change)
     # The audit row first: its number becomes the call's place in the claim order.
-    connection.execute(_APPEND_AUDIT, columns.audit_values(change.audit))
+    chains.append(connection, change.audit, audit.content_of(change))
+    if isinstance(change, CallChange):
+        return _save_call(connection, change)
     if isinstance(change, RunChange):
         return _save_run(connection, change)
     if isinstance(change, ApprovalChange):
         return _save_approval(connection, change)
-    return _save_call(connection, change)
+    return budgets.save(connection, change)
 
 
 def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
@@ -889,13 +920,13 @@ def _save_lock(connection: sqlite3.Connection, change: LockChange) -> bool:
     return connection.execute(_INSERT_LOCK, columns.lock_values(change.record)).rowcount == 1
 
 
-def _forget(connection: sqlite3.Connection, family: Family) -> Forgotten:
+def _forget(connection: sqlite3.Connection, family: Family, chains: Chains, actor: str) -> Forgotten:
     if not all(_is_unchanged(connection, run, family) for run in family.runs):
         return Forgotten()
     audit_rows = 0
     for run in family.runs:
         whose = (run.namespace, run.id)
-        audit_rows += _gone(connection, f"audit where namespace = ? and run_id = ? and {_NOT_THE_NEWEST}", *whose)
+        audit_rows += audit.forget_all(connection, chains, *whose, actor=actor)
         budgets.forget_spending(connection, "c.namespace = ? and c.run_id = ?", whose)
         # Also what counts calls of one tool in this run (max_calls).
         _gone(connection, "budgets where namespace = ?1 and (scope = 'run:' || ?2 or scope in (select "

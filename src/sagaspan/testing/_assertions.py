@@ -48,7 +48,7 @@ def assert_history(where: Guard | World) -> None:
     store = _store_of(where)
     for run in store.list_runs(limit=_MANY):
         rows = store.audit_of(run.namespace, run.id)
-        _check(f"run {run.id!r}", run.state, [row for row in rows if row.call_id is None], _run_moves)
+        _check(f"run {run.id!r}", run.state, [row for row in rows if row.event.startswith("run.")], _run_moves)
         for call in store.calls_of(run.namespace, run.id):
             _check(f"call {call.id} of {call.tool!r}", call.state, [row for row in rows if row.call_id == call.id],
                    _call_moves)  # fmt: skip

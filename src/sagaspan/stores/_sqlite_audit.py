@@ -1,0 +1,149 @@
+"""The audit trail in SQLite: every row is appended to the chain of its run, in the transaction of its change."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, Final
+
+from sagaspan._clock import now_us
+from sagaspan.ledger import chain
+from sagaspan.ledger.chain import START, Gap, Link
+from sagaspan.ledger.records import AuditRow, ChainedRow
+from sagaspan.ledger.store import ApprovalChange, CallChange, LimitChange, RunChange
+from sagaspan.stores import _columns as columns
+
+_NAMES: Final = ", ".join(columns.AUDIT_COLUMNS)
+_LAST: Final = "select seq, number, hash from audit where namespace = ? and run_id = ? order by seq desc limit 1"
+_UP_TO: Final = "delete from audit where namespace = ? and run_id = ? and seq <= ?"
+APPEND: Final = f"""
+insert into audit ({_NAMES}, number, content, hash) values ({", ".join("?" * (len(columns.AUDIT_COLUMNS) + 3))})
+"""  # noqa: S608
+_RELINK: Final = "update audit set number = ?, hash = ? where seq = ?"
+_HEAD: Final = """
+select number, hash from audit
+ where namespace = ? and run_id = ? and seq < ? and hash is not null
+ order by seq desc limit 1
+"""
+CHAINED: Final = f"""
+select seq, number, content, hash, {_NAMES} from audit
+ where namespace = ? and run_id = ? and seq > ? order by seq limit ?
+"""  # noqa: S608
+# From one to the next along the index: as many steps as there are chains, however many rows.
+CHAINS: Final = """
+with recursive found (namespace, run_id, at) as (
+  select ?1, ?2, 0
+   union all
+  select next.namespace, next.run_id, at + 1
+    from found join audit as next on next.seq = (
+         select seq from audit
+          where (audit.namespace, audit.run_id) > (found.namespace, found.run_id)
+             or (found.at = 0 and not ?3 and (audit.namespace, audit.run_id) = (found.namespace, found.run_id))
+          order by audit.namespace, audit.run_id limit 1)
+)
+select namespace, run_id from found where at > 0 limit ?4
+"""
+_PAGE: Final = """
+select seq, number, hash,
+       (call_id is not null and not exists (select 1 from calls where calls.id = audit.call_id))
+    or (approval_id is not null and not exists (select 1 from approvals where approvals.id = audit.approval_id))
+  from audit where namespace = ? and run_id = ? and seq > ? order by seq limit ?
+"""
+_REMEMBERED: Final = 1000
+
+Audited = CallChange | RunChange | ApprovalChange | LimitChange
+
+
+class Chains:
+    """The heads of the chains that this connection wrote to last.
+
+    They hold as long as nobody else has appended anything, which the number of the next row tells, and this process
+    has rolled nothing back.
+    """
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._heads: dict[tuple[str, str], Link] = {}
+
+    def forget(self) -> None:
+        """Read the heads anew: what was appended is rolled back, or the connection is another one."""
+        self._newest = -1
+        self._heads.clear()
+
+    def append(self, connection: sqlite3.Connection, row: AuditRow, content: bytes | None = None) -> None:
+        """Append ``row`` to its chain; its number in the ledger is ``last_insert_rowid()`` then."""
+        name = row.namespace, row.run_id
+        before = self._heads.get(name)
+        known = self._newest + 1
+        after = START if before is None else chain.link(before, known, row, content)
+        values = (*columns.audit_values(row), after[0], content, after[1])
+        seq = connection.execute(APPEND, values).lastrowid or 0
+        if seq != known:
+            self._heads.clear()
+            before = None
+        if before is None:
+            after = chain.link(head_of(connection, *name, before=seq), seq, row, content)
+            connection.execute(_RELINK, (*after, seq))
+        if len(self._heads) >= _REMEMBERED:
+            self._heads.clear()
+        self._newest, self._heads[name] = seq, after
+
+
+def content_of(change: Audited) -> bytes | None:
+    """The hash of what a change writes of its record."""
+    if isinstance(change, LimitChange):
+        return None  # it is in the row
+    return chain.content_of(change.record, is_new=not change.expected_version)
+
+
+def head_of(connection: sqlite3.Connection, namespace: str, run_id: str, *, before: int) -> Link:
+    """The last link of a chain before a row of the ledger."""
+    row = connection.execute(_HEAD, (namespace, run_id, before)).fetchone()
+    return START if row is None else (row[0], row[1])
+
+
+def chained_row(row: tuple[Any, ...]) -> ChainedRow:
+    """The row of a selection by ``CHAINED``."""
+    seq, number, content, digest, *values = row
+    return ChainedRow(seq, number, content, digest, columns.audit_row(values))
+
+
+# -- forgetting ----------------------------------------------------------------------------------------------------
+
+
+def forget_all(connection: sqlite3.Connection, chains: Chains, namespace: str, run_id: str, *, actor: str) -> int:
+    """Delete the audit rows of a run but for one that says so; how many they were."""
+    whose = (namespace, run_id)
+    last = connection.execute(_LAST, whose).fetchone()
+    if last is None:
+        return 0
+    seq, number, digest = last
+    chains.append(connection, _forgetting(*whose, [] if number is None else [(1, number, digest)], actor))
+    return connection.execute(
+        "delete from audit where namespace = ? and run_id = ? and seq <= ?", (*whose, seq)
+    ).rowcount
+
+
+def forget_some(
+    connection: sqlite3.Connection, chains: Chains, namespace: str, run_id: str, after: int, *, limit: int, actor: str
+) -> tuple[int, int | None]:
+    """See ``Store.forget_audit``."""
+    rows = connection.execute(_PAGE, (namespace, run_id, after, limit)).fetchall()
+    orphans = [(seq, number, digest) for seq, number, digest, is_orphan in rows if is_orphan]
+    if orphans:
+        gaps = _gaps([(number, digest) for _, number, digest in orphans if number is not None])
+        chains.append(connection, _forgetting(namespace, run_id, gaps, actor))
+        connection.executemany("delete from audit where seq = ?", [(seq,) for seq, *_ in orphans])
+    return len(orphans), rows[-1][0] if rows else None
+
+
+def _forgetting(namespace: str, run_id: str, gaps: list[Gap], actor: str) -> AuditRow:
+    return chain.forgetting(namespace, run_id, gaps, actor=actor, at_us=now_us())
+
+
+def _gaps(rows: list[tuple[int, bytes]]) -> list[Gap]:
+    """Rows of a chain in order, those that follow each other as one."""
+    found: list[Gap] = []
+    for number, digest in rows:
+        follows = found and found[-1][1] == number - 1
+        found[-1:] = [(found[-1][0], number, digest)] if follows else [*found[-1:], (number, number, digest)]
+    return found
