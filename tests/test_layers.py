@@ -15,7 +15,7 @@ ADAPTERS = ROOT / "adapters"
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {
     "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
-    "loops", "_clock", "_fork", "_frozen", "_owner", "_home", "rendering",
+    "loops", "_clock", "_fork", "_frozen", "_owner", "_home", "rendering", "assurance",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
@@ -38,17 +38,21 @@ ALLOWED = {
     "_checks": {"exceptions"},
     "expressions": {"exceptions"},
     "_backends": {"_clock"},
-    "policy": {"exceptions", "_checks", "_declared", "rate"},
+    "policy": {"exceptions", "_checks", "_declared", "assurance", "rate"},
     "rules": {"exceptions", "_checks", "_declared", "expressions", "policy"},
     "_policy_file": {"exceptions", "policy", "rules"},
     "_signals": {"loops", "ledger.records"},
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "middleware.loop"},
     "rendering": {"codecs"},
-    "approvers": {"exceptions", "_checks", "_compensation", "_console", "ledger.records"},
+    "assurance": set(),
+    "signing": {"exceptions"},
+    "_post": {"exceptions", "_clock"},
+    "webhooks": BASE | {"_post", "approvers", "signing", "ledger.grants"},
+    "approvers": {"exceptions", "_checks", "_compensation", "_console", "assurance", "ledger.records"},
     "_gates": {"exceptions", "_checks", "_compensation", "expressions", "policy"},
     "_console": BASE | {"approvers"},
-    "_approvals": BASE | {"ledger", "_backends", "approvers"},
+    "_approvals": BASE | {"ledger", "_backends", "approvers", "expressions", "webhooks"},
     "_cost": {"exceptions", "amounts", "_compensation"},
     "_declared": {"exceptions"},
     "amounts": {"exceptions"},

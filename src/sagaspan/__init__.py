@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sagaspan.ledger.records import ApprovalState, CallInfo, CallState, RunInfo, RunState
     from sagaspan.policy import Approval, Policy, Retry
     from sagaspan.telemetry import configure_tracing
+    from sagaspan.webhooks import Webhook
 
 _HOMES = {
     "sagaspan._call": ("Call", "Result"),
@@ -67,6 +68,7 @@ _HOMES = {
     "sagaspan._run": ("Run",),
     "sagaspan._tool": ("Tool",),
     "sagaspan.approvers": ("ApprovalRequest", "Approve", "Approver", "Deny", "Edit", "Inbox"),
+    "sagaspan.webhooks": ("Webhook",),
     "sagaspan.budget": ("Budget",),
     "sagaspan.ledger.records": ("ApprovalState", "CallInfo", "CallState", "RunInfo", "RunState"),
     "sagaspan.policy": ("Approval", "Policy", "Retry"),
@@ -138,6 +140,7 @@ __all__ = [
     "ToolTimeout",
     "Undone",
     "Unsure",
+    "Webhook",
     "__version__",
     "compose",
     "configure_tracing",

@@ -1,28 +1,36 @@
 """``guard.approvals``: what waits for approval, and deciding it; for web apps, and what the command line uses.
 
-Who calls this has seen to it who the person is: ``by`` and ``roles`` are taken as they are given.
+Who calls this has seen to it who the person is: ``by``, ``roles`` and ``assurance`` are taken as they are given. Only a
+link and a signed reply say themselves whose they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._backends import ASYNCIO
-from sagaspan._checks import check_choice, check_count, check_mapping, check_name
+from sagaspan._checks import check_choice, check_count, check_mapping, check_name, check_seconds
 from sagaspan._clock import now_us
-from sagaspan.approvers import ApprovalRequest
-from sagaspan.exceptions import ConfigurationError
+from sagaspan.approvers import ApprovalRequest, Approve, Deny, Edit
+from sagaspan.assurance import LEVELS, Assurance, weaker
+from sagaspan.exceptions import ConfigurationError, ResolutionError
+from sagaspan.expressions import Expression
 from sagaspan.keys import fingerprint
-from sagaspan.ledger import decisions
+from sagaspan.ledger import approvals, decisions
 from sagaspan.ledger.approvals import Digest, Vote
-from sagaspan.ledger.records import ApprovalState
+from sagaspan.ledger.decisions import Condition
+from sagaspan.ledger.grants import Grant, Link, grant_of, link_of, new_nonce, nonce_id, token_of
+from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import request_of
-from sagaspan.ledger.store import Store
+from sagaspan.ledger.store import NonceChange, Store
 
 Requests: TypeAlias = list[ApprovalRequest]
+Decision: TypeAlias = Approve | Deny | Edit
+GRANT_SECONDS: Final = 8 * 3600.0
+LONGEST_GRANT_SECONDS: Final = 30 * 24 * 3600.0
 
 
 class Approvals:
@@ -55,13 +63,13 @@ class Approvals:
             offset=offset,
         )  # fmt: skip
         now = [decisions.as_due(self._store, record) for record in found]
-        return [request_of(record) for record in now if not wanted or record.state in wanted]
+        return [self._view(record) for record in now if not wanted or record.state in wanted]
 
     def get(self, id: str) -> ApprovalRequest | None:  # noqa: A002 - the contract's word
         """The request ``id``, or None."""
         check_name("id", id)
         record = self._store.approval(id)
-        return None if record is None else request_of(decisions.as_due(self._store, record))
+        return None if record is None else self._view(decisions.as_due(self._store, record))
 
     def approve(
         self,
@@ -69,15 +77,20 @@ class Approvals:
         *,
         by: str | None = None,
         roles: Collection[str] = (),
+        assurance: Assurance | None = "cli",
         digest: str | None = None,
+        shown: str | None = None,
+        grant: str | None = None,
     ) -> ApprovalRequest:
-        """Agree to exactly what the request asks; with ``digest`` only if it still asks that.
+        """Agree to exactly what the request asks; with ``digest``, or ``shown``, only if it still asks, or says, that.
 
-        ``by`` None is the user of this process. Raises ``ResolutionError`` for who cannot agree, and for a request
-        that is decided.
+        ``by`` None is the user of this process; ``assurance`` is how sure it is that it is him. With a ``grant`` he
+        agrees for who gave it. Raises ``ResolutionError`` for who cannot agree, and for a request that is decided.
         """
         record = decisions.get(self._store, id)
-        return request_of(decisions.approve(self._store, record, self._vote(by, roles), digest=digest))
+        vote = self._vote(record, by, roles, assurance, grant)
+        only = Condition(digest=digest, shown=shown)
+        return self._view(decisions.approve(self._store, record, vote, make_digest=self._digest, only=only))
 
     def deny(
         self,
@@ -85,12 +98,11 @@ class Approvals:
         reason: str | None = None,
         *,
         by: str | None = None,
+        digest: str | None = None,
     ) -> ApprovalRequest:
         """Say no, which ends it, also if it was approved and not used yet; the ``reason`` is told to the model."""
         record = decisions.get(self._store, id)
-        self._store.seal.learn(record.namespace, record.tool)  # a reason is not written in clear beside what is not
-        who = by or owner.os_user()
-        return request_of(decisions.deny(self._store, record, by=who, channel=self._channel, reason=reason))
+        return self._denied(record, reason, by or owner.os_user(), self._channel, Condition(digest=digest))
 
     def edit(
         self,
@@ -99,21 +111,111 @@ class Approvals:
         *,
         by: str | None = None,
         roles: Collection[str] = (),
+        assurance: Assurance | None = "cli",
         digest: str | None = None,
+        shown: str | None = None,
     ) -> ApprovalRequest:
         """Agree to other ``arguments`` (all of them, by name): a new request takes the place of this one.
 
         Its editor is one of those who must agree. Raises as ``approve``, and for arguments of other names.
         """
-        check_mapping("arguments", arguments, "{'amount': 50}")
         record = decisions.get(self._store, id)
+        vote = self._vote(record, by, roles, assurance, None)
+        return self._edited(record, arguments, vote, Condition(digest=digest, shown=shown))
+
+    # -- links and grants --------------------------------------------------------------------------------------
+
+    def link(
+        self,
+        id: str,  # noqa: A002 - the contract's word
+        *,
+        by: str,
+        roles: Collection[str] = (),
+        expires_in: float | None = None,
+    ) -> str:
+        """A token with which who holds it decides the request as ``by``, once: put it in a link that only he gets.
+
+        It is about the request as it is now, and ends with it, or after ``expires_in`` seconds.
+        """
+        check_name("by", by)
+        record = decisions.get(self._store, id)
+        until = record.expires_us
+        if expires_in is not None:
+            check_seconds("expires_in", expires_in)
+            until = min(until, now_us() + int(expires_in * 1e6))
+        link = Link(
+            namespace=record.namespace, request=record.id, digest=record.digest, by=by, roles=tuple(sorted(roles)),
+            nonce=new_nonce(), expires_us=until,
+        )  # fmt: skip
+        return token_of(link, self._store.seal.key(record.namespace))
+
+    def linked(self, token: str) -> ApprovalRequest:
+        """The request that a link is about, to show it; raises ``ResolutionError`` for one that is not good."""
+        return self._view(self._followed(token)[0])
+
+    def redeem(self, token: str, answer: Decision) -> ApprovalRequest:
+        """Decide with a link: ``Approve()``, ``Deny("reason")`` or ``Edit({...})``, as whom it was made for.
+
+        Raises ``ResolutionError`` for a link that is forged, over or used, or of which the request has changed.
+        """
+        record, link = self._followed(token)
+        only = self._once(record, link.nonce, link.expires_us, link.digest)
+        return self._carried_out(record, answer, by=link.by, roles=link.roles, channel="link", only=only)
+
+    def delegate(
+        self,
+        to: str,
+        *,
+        by: str | None = None,
+        roles: Collection[str] = (),
+        assurance: Assurance | None = "cli",
+        tools: str = "*",
+        when: str | None = None,
+        expires_in: float = GRANT_SECONDS,
+    ) -> str:
+        """A grant with which ``to`` agrees for ``by`` (None: the user of this process), with these ``roles``.
+
+        For calls of ``tools`` (a glob) for whose arguments ``when`` (CEL, ``"amount <= 1000"``) holds, for
+        ``expires_in`` seconds (8 h, at most 30 days). Who agrees with it is named together with who gave it, and
+        neither agrees again. It cannot be handed on.
+        """
+        check_name("to", to)
+        check_name("tools", tools)
+        check_choice("assurance", assurance, (None, *LEVELS))
+        check_seconds("expires_in", expires_in)
+        if expires_in > LONGEST_GRANT_SECONDS:
+            raise ConfigurationError("a grant ends after 30 days at the latest; give a shorter expires_in")
+        if when is not None:
+            Expression(when, where="the grant, when")
+        grant = Grant(
+            namespace=self._one_namespace(), by=by or owner.os_user(), roles=tuple(sorted(roles)), assurance=assurance,
+            to=to, tools=tools, when=when, nonce=new_nonce(), expires_us=now_us() + int(expires_in * 1e6),
+        )  # fmt: skip
+        if grant.by == to:
+            raise ConfigurationError(f"{to!r} needs no grant of his own; name somebody else")
+        return token_of(grant, self._store.seal.key(grant.namespace))
+
+    # -- signed replies ----------------------------------------------------------------------------------------
+
+    def receive(self, headers: Mapping[str, str], body: bytes, *, secret: str) -> ApprovalRequest:
+        """Carry out a reply of a webhook's receiver that comes later, by a request of its own (docs/approvals.md).
+
+        Raises ``ResolutionError`` for one that is forged, older than five minutes, used before, or of a request that is
+        decided or asks something else.
+        """
+        from sagaspan.webhooks import Refused, key_of, reply_of, verified
+
         try:
-            plain = {name: codecs.to_json(value, name) for name, value in arguments.items()}
-        except codecs.Unencodable as problem:
-            raise ConfigurationError(f"the edit of {id} cannot be recorded: {problem}; pass plain data") from problem
-        vote = self._vote(by, roles)
-        edited = decisions.edit(self._store, record, plain, vote, make_digest=self._digest, digest=digest)
-        return request_of(edited)
+            message, data = verified(headers, body, key_of(secret), now_us() / 1e6)
+            reply = reply_of(data)
+        except Refused as problem:
+            raise ResolutionError(f"this is no reply that decides anything: {problem}", tool_ran="no") from problem
+        record = decisions.get(self._store, reply.request)
+        self._check_namespace(record)
+        only = self._once(record, message, now_us() + REMEMBERED_US, reply.digest)
+        return self._carried_out(record, reply.answer, by=reply.by, roles=reply.roles, channel="webhook", only=only)
+
+    # -- asynchronous callers ----------------------------------------------------------------------------------
 
     async def alist(self, **which: Any) -> Requests:
         """As ``list``, for asynchronous callers."""
@@ -135,5 +237,135 @@ class Approvals:
         """As ``edit``, for asynchronous callers."""
         return await ASYNCIO.io(self.edit, id, arguments, **how)
 
-    def _vote(self, by: str | None, roles: Collection[str]) -> Vote:
-        return Vote(by=by or owner.os_user(), channel=self._channel, roles=tuple(sorted(roles)), at_us=now_us())
+    async def alink(self, id: str, **whose: Any) -> str:  # noqa: A002 - the contract's word
+        """As ``link``, for asynchronous callers."""
+        return await ASYNCIO.io(self.link, id, **whose)
+
+    async def alinked(self, token: str) -> ApprovalRequest:
+        """As ``linked``, for asynchronous callers."""
+        return await ASYNCIO.io(self.linked, token)
+
+    async def aredeem(self, token: str, answer: Decision) -> ApprovalRequest:
+        """As ``redeem``, for asynchronous callers."""
+        return await ASYNCIO.io(self.redeem, token, answer)
+
+    async def adelegate(self, to: str, **what: Any) -> str:
+        """As ``delegate``, for asynchronous callers."""
+        return await ASYNCIO.io(self.delegate, to, **what)
+
+    async def areceive(self, headers: Mapping[str, str], body: bytes, *, secret: str) -> ApprovalRequest:
+        """As ``receive``, for asynchronous callers."""
+        return await ASYNCIO.io(self.receive, headers, body, secret=secret)
+
+    # -- carrying out ------------------------------------------------------------------------------------------
+
+    def _view(self, record: ApprovalRecord) -> ApprovalRequest:
+        return request_of(record, self._digest)
+
+    def _carried_out(
+        self,
+        record: ApprovalRecord,
+        answer: Decision,
+        *,
+        by: str,
+        roles: Collection[str],
+        channel: Any,
+        only: Condition,
+    ) -> ApprovalRequest:
+        """Do what somebody answered who is known by ``channel``, which is a level of assurance too."""
+        if isinstance(answer, Deny):
+            return self._denied(record, answer.reason, by, channel, only)
+        vote = Vote(by=by, channel=channel, roles=tuple(sorted(roles)), assurance=channel, at_us=now_us())
+        if isinstance(answer, Edit):
+            return self._edited(record, answer.arguments, vote, only)
+        if not isinstance(answer, Approve):
+            raise ConfigurationError(f"an answer is Approve(), Deny() or Edit(), not {type(answer).__name__}")
+        return self._view(decisions.approve(self._store, record, vote, make_digest=self._digest, only=only))
+
+    def _denied(
+        self, record: ApprovalRecord, reason: str | None, by: str, channel: str, only: Condition
+    ) -> ApprovalRequest:
+        self._store.seal.learn(record.namespace, record.tool)  # a reason is not written in clear beside what is not
+        return self._view(decisions.deny(self._store, record, by=by, channel=channel, reason=reason, only=only))
+
+    def _edited(
+        self, record: ApprovalRecord, arguments: Mapping[str, Any], vote: Vote, only: Condition
+    ) -> ApprovalRequest:
+        check_mapping("arguments", arguments, "{'amount': 50}")
+        try:
+            plain = {name: codecs.to_json(value, name) for name, value in arguments.items()}
+        except codecs.Unencodable as problem:
+            raise ConfigurationError(
+                f"the edit of {record.id} cannot be recorded: {problem}; pass plain data"
+            ) from problem
+        return self._view(decisions.edit(self._store, record, plain, vote, make_digest=self._digest, only=only))
+
+    def _vote(
+        self,
+        record: ApprovalRecord,
+        by: str | None,
+        roles: Collection[str],
+        assurance: Assurance | None,
+        grant: str | None,
+    ) -> Vote:
+        check_choice("assurance", assurance, (None, *LEVELS))
+        vote = Vote(
+            by=by or owner.os_user(), channel=self._channel, roles=tuple(sorted(roles)), assurance=assurance,
+            at_us=now_us(),
+        )  # fmt: skip
+        return vote if grant is None else self._in_the_name_of(record, vote, grant)
+
+    def _in_the_name_of(self, record: ApprovalRecord, vote: Vote, token: str) -> Vote:
+        """``vote`` for who gave the grant; raises ``ResolutionError`` if that is not about this person and call."""
+        grant = grant_of(token, self._store.seal.key(record.namespace), now_us())
+        if grant.to != vote.by:
+            raise ResolutionError(
+                f"the grant of {grant.by!r} is for {grant.to!r}, not for {vote.by!r}; nothing was decided",
+                tool_ran="no",
+            )
+        if grant.namespace != record.namespace or not grant.covers(record.tool) or not _holds(grant, record):
+            raise ResolutionError(
+                f"the grant of {grant.by!r} is about {grant.tools!r}{f' when {grant.when}' if grant.when else ''}, not "
+                f"about the request {record.id}; nothing was decided",
+                tool_ran="no",
+            )
+        return Vote(
+            by=vote.by, channel=vote.channel, roles=grant.roles, assurance=weaker(vote.assurance, grant.assurance),
+            on_behalf_of=grant.by, at_us=vote.at_us,
+        )  # fmt: skip
+
+    def _followed(self, token: str) -> tuple[ApprovalRecord, Link]:
+        """The request of a link, whose namespace says itself with which secret it was signed."""
+        link = link_of(token, self._store.seal.key(self._one_namespace()), now_us())
+        record = decisions.get(self._store, link.request)
+        self._check_namespace(record)
+        return record, link
+
+    def _once(self, record: ApprovalRecord, nonce: str, until_us: int, digest: str) -> Condition:
+        used = NonceChange(namespace=record.namespace, id=nonce_id(nonce), until_us=until_us, now_us=now_us())
+        return Condition(digest=digest, once=used)
+
+    def _one_namespace(self) -> str:
+        return "default" if self._namespace is None else self._namespace
+
+    def _check_namespace(self, record: ApprovalRecord) -> None:
+        if record.namespace != self._one_namespace():
+            raise ResolutionError(
+                f"the request {record.id} is not of the namespace {self._one_namespace()!r}; nothing was decided",
+                tool_ran="no",
+            )
+
+
+REMEMBERED_US: Final = 3600 * 1_000_000
+"""How long the nonce of a signed reply is remembered: longer than one is good for."""
+
+
+def _holds(grant: Grant, record: ApprovalRecord) -> bool:
+    """Whether the condition of a grant holds for what is asked: only a plain True does."""
+    if grant.when is None:
+        return True
+    try:
+        arguments = codecs.decode(codecs.dump(approvals.arguments_of(record)))
+        return Expression(grant.when, where="the grant, when").evaluate(arguments) is True
+    except Exception:  # noqa: BLE001 - what cannot be judged is not covered
+        return False

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from sagaspan._checks import check_seconds, described
 from sagaspan._compensation import is_async_callable
+from sagaspan.assurance import Assurance
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.records import ApprovalState
 
@@ -25,9 +26,10 @@ LATER: Final = "later"
 class ApprovalRequest:
     """A question about exactly one call. ``args`` are what the tool would get, read back from what was hashed.
 
-    ``digest`` stands for tool, scope and arguments; ``text`` is what people are shown of it. ``approvers`` people must
-    agree, each with one of ``roles`` if there are any; ``approved_by`` are those who have. ``edits`` is the request
-    that this one took the place of.
+    ``digest`` stands for tool, scope and arguments: it is the hash of ``subject``. ``text`` is what people are shown of
+    it, and ``shown`` its hash.
+    ``approvers`` people must agree, each with one of ``roles`` if there are any, and known at least as surely as
+    ``assurance`` says; ``approved_by`` are those who have. ``edits`` is the request that this one took the place of.
     """
 
     id: str
@@ -51,15 +53,23 @@ class ApprovalRequest:
     expires: dt.datetime
     ended: dt.datetime | None
     version: int
+    assurance: str | None = None
+    shown: str = ""
+    subject: str = field(repr=False, default="")
     text: str = field(repr=False, default="")
 
 
 @dataclass(frozen=True, slots=True)
 class Approve:
-    """Yes, to exactly these arguments. ``by`` and ``roles``: who said so, if the approver knows that for sure."""
+    """Yes, to exactly these arguments.
+
+    ``by`` and ``roles``: who said so, if the approver knows that for sure, and how surely (``assurance``; None: it was
+    nobody).
+    """
 
     by: str | None = field(default=None, kw_only=True)
     roles: tuple[str, ...] = field(default=(), kw_only=True)
+    assurance: Assurance | None = field(default="cli", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,7 @@ class Edit:
     arguments: Mapping[str, Any]
     by: str | None = field(default=None, kw_only=True)
     roles: tuple[str, ...] = field(default=(), kw_only=True)
+    assurance: Assurance | None = field(default="cli", kw_only=True)
 
 
 class Approver(Protocol):
@@ -147,7 +158,7 @@ def _console() -> Approver:
 _NAMED: Final[Mapping[str, Callable[[], Approver]]] = {
     "console": _console,
     "inbox": Inbox,
-    "auto-approve": lambda: Always(Approve(by="auto-approve")),
+    "auto-approve": lambda: Always(Approve(by="auto-approve", assurance=None)),
     "auto-deny": lambda: Always(Deny("this guard denies everything", by="auto-deny")),
 }
 

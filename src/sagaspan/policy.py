@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from sagaspan._checks import check_mapping, described
 from sagaspan._declared import DeclaredModel
+from sagaspan.assurance import Assurance, stricter
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.rate import Rate
 
@@ -68,7 +69,9 @@ class Approval(DeclaredModel):
     """Who must approve, how many, and how long they have; for ``approve=``. ``expires_in`` are seconds (24 h).
 
     ``approvers`` different people must agree. With ``four_eyes``, or more than one of them, none may be who asked, for
-    whom the run works, or who runs the call. Each must have one of ``roles``, if there are any.
+    whom the run works, or who runs the call. Each must have one of ``roles``, if there are any, and it must be at least
+    as sure as ``assurance`` who they are: ``"cli"``, ``"link"``, ``"webhook"``, ``"slack"`` or ``"oidc"``; one level
+    more where the arguments cannot be shown.
     """
 
     approvers: Annotated[int, Field(ge=1, description="a whole number from 1 on")] = 1
@@ -79,6 +82,7 @@ class Approval(DeclaredModel):
     ] = ()
     four_eyes: Flag = False
     expires_in: Seconds = 24 * 3600.0
+    assurance: Annotated[Assurance | None, Field(description="'cli', 'link', 'webhook', 'slack' or 'oidc'")] = None
 
     def with_(self, other: Approval) -> Approval:
         """What both of them ask for; raises ``ConfigurationError`` if nobody could have a role of each."""
@@ -92,7 +96,7 @@ class Approval(DeclaredModel):
             )
         return Approval(
             approvers=max(self.approvers, other.approvers), roles=roles, four_eyes=self.four_eyes or other.four_eyes,
-            expires_in=min(self.expires_in, other.expires_in),
+            expires_in=min(self.expires_in, other.expires_in), assurance=stricter(self.assurance, other.assurance),
         )  # fmt: skip
 
 

@@ -109,8 +109,8 @@ class Watch:
         if answer == LATER:
             return None
         if isinstance(answer, Deny):
-            return self._view.deny(request.id, answer.reason)
-        how: dict[str, Any] = {"roles": self._roles, "digest": request.digest}
+            return self._view.deny(request.id, answer.reason, digest=request.digest)
+        how: dict[str, Any] = {"roles": self._roles, "digest": request.digest, "shown": request.shown}
         if isinstance(answer, Edit):
             return self._view.edit(request.id, answer.arguments, **how)
         return self._view.approve(request.id, **how) if isinstance(answer, Approve) else None

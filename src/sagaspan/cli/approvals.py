@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagaspan.cli._found import ambiguous, with_namespaces
-from sagaspan.cli._options import NEEDS_PERSON, NotFound, Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._options import (
+    NEEDS_PERSON,
+    Duration,
+    NotFound,
+    Settings,
+    common_options,
+    namespace_option,
+    pass_settings,
+)
 from sagaspan.cli._render import emit_json, emit_line, emit_table, lately, say, visible
 from sagaspan.cli._watch import arguments_shown
 from sagaspan.ledger.records import ApprovalState
@@ -79,13 +87,14 @@ def show_approval(settings: Settings, request_id: str) -> None:
 @click.argument("request_id", metavar="ID")
 @_DIGEST
 @_YES
+@click.option("--grant", metavar="TOKEN", help="For who gave it to you: what `delegate` printed.")
 @common_options
 @pass_settings
-def approve(settings: Settings, request_id: str, digest: str | None, yes: bool) -> None:
+def approve(settings: Settings, request_id: str, digest: str | None, yes: bool, grant: str | None) -> None:
     """Agree to exactly what is shown; it is shown first."""
     view, request = _the_request(settings, request_id)
     _confirm(request, "Approve exactly this?", digest=digest, yes=yes)
-    _say_decided(settings, view.approve(request.id, roles=_roles(), digest=digest or request.digest))
+    _say_decided(settings, view.approve(request.id, roles=_roles(), grant=grant, **_seen(request, digest)))
 
 
 @approvals.command()
@@ -115,7 +124,24 @@ def edit(settings: Settings, request_id: str, arguments: str, digest: str | None
     if not yes:
         click.echo("\n".join(f"  {name}  {value}" for name, value in render(_plain(wanted)).lines), err=True)
     _confirm(request, "Run it with the arguments above instead of these?", digest=digest, yes=yes)
-    _say_decided(settings, view.edit(request.id, wanted, roles=_roles(), digest=digest or request.digest))
+    _say_decided(settings, view.edit(request.id, wanted, roles=_roles(), **_seen(request, digest)))
+
+
+@approvals.command()
+@click.argument("to", metavar="USER")
+@click.option("--tools", default="*", show_default=True, metavar="GLOB", help="Of which tools.")
+@click.option("--when", metavar="CEL", help="A condition over the arguments, such as 'amount <= 1000'.")
+@click.option("--for", "seconds", default="8h", show_default=True, type=Duration(), help="How long, at most 30d.")
+@namespace_option
+@common_options
+@pass_settings
+def delegate(settings: Settings, to: str, tools: str, when: str | None, seconds: float, namespace: str | None) -> None:
+    """Let USER agree for you, with your groups as roles: prints a grant for `approve --grant`."""
+    grant = _approvals(settings, namespace).delegate(to, roles=_roles(), tools=tools, when=when, expires_in=seconds)
+    if settings.as_json:
+        emit_json({"grant": grant})
+    else:
+        click.echo(grant)
 
 
 @approvals.command()
@@ -204,6 +230,11 @@ def _confirm(request: ApprovalRequest, question: str, *, digest: str | None, yes
         raise click.UsageError("there is nobody to ask on this terminal; say --yes --digest DIGEST")
     click.echo(request.text, err=True)
     click.confirm(question, abort=True, err=True)
+
+
+def _seen(request: ApprovalRequest, digest: str | None) -> dict[str, Any]:
+    """What a decision holds for: what a script said, or what was just shown."""
+    return {"digest": request.digest, "shown": request.shown} if digest is None else {"digest": digest}
 
 
 def _say_decided(settings: Settings, request: ApprovalRequest) -> None:

@@ -8,11 +8,12 @@ made; a request is used once, by the claim of its call, and by no other (rule bo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from sagaspan.assurance import raised, reaches
 from sagaspan.codecs import TAG
 from sagaspan.exceptions import ResolutionError
 from sagaspan.keys import canonical
@@ -66,6 +67,7 @@ class Requirement:
     approvers: int = 1
     roles: tuple[str, ...] = ()
     four_eyes: bool = False
+    assurance: str | None = None
 
     @property
     def excludes_who_asked(self) -> bool:
@@ -75,12 +77,23 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """One person, or function, that agreed: through which channel, with which roles, and when."""
+    """One person, or function, that agreed: through which channel, with which roles, how surely that one, and when.
+
+    ``shown`` is the hash of the text that was shown. ``on_behalf_of`` is who gave the right to (a grant).
+    """
 
     by: str
     channel: str
     roles: tuple[str, ...] = ()
+    assurance: str | None = None
+    on_behalf_of: str | None = None
+    shown: str = ""
     at_us: int = 0
+
+    @property
+    def people(self) -> tuple[str, ...]:
+        """Who has a part in it: none of them may have another one."""
+        return (self.by,) if self.on_behalf_of is None else (self.by, self.on_behalf_of)
 
 
 def requirement_text(requirement: Requirement) -> str:
@@ -91,13 +104,12 @@ def requirement_text(requirement: Requirement) -> str:
 def requirement_of(record: ApprovalRecord) -> Requirement:
     """Who must agree to a request."""
     data = json.loads(record.policy)
-    return Requirement(approvers=data["approvers"], roles=tuple(data["roles"]), four_eyes=data["four_eyes"])
+    return Requirement(**{**data, "roles": tuple(data["roles"])})
 
 
 def votes_of(record: ApprovalRecord) -> list[Vote]:
     """Who has agreed to a request so far."""
-    return [Vote(by=by, channel=channel, roles=tuple(roles), at_us=at_us)
-            for by, channel, roles, at_us in json.loads(record.votes)]  # fmt: skip
+    return [Vote(**{**vote, "roles": tuple(vote["roles"])}) for vote in json.loads(record.votes)]
 
 
 def requested_by(record: ApprovalRecord) -> tuple[str, ...]:
@@ -143,35 +155,58 @@ def ask(record: ApprovalRecord, actor: str) -> ApprovalChange:
     return ApprovalChange(record, _row(record, ApprovalEvent.ASK, None, record.created_us, actor))
 
 
-def vote(record: ApprovalRecord, by: Vote) -> ApprovalChange:
-    """One more agrees; with the last of them it is approved. Raises ``ResolutionError`` for who cannot agree."""
-    check_may_vote(record, by.by, by.roles)
+def vote(record: ApprovalRecord, by: Vote, *, uninspectable: bool = False) -> ApprovalChange:
+    """One more agrees; with the last of them it is approved. Raises ``ResolutionError`` for who cannot agree.
+
+    ``uninspectable``: something of what it asks about cannot be shown.
+    """
+    check_may_vote(record, by, uninspectable=uninspectable)
     votes = [*votes_of(record), by]
-    text = json.dumps([[one.by, one.channel, list(one.roles), one.at_us] for one in votes])
     enough = len(votes) >= requirement_of(record).approvers
     event = ApprovalEvent.APPROVE if enough else ApprovalEvent.VOTE
-    return _move(record, event, by.at_us, actor=by.by, detail=f"by {by.channel}", votes=text)
+    text = json.dumps([asdict(one) for one in votes])
+    return _move(record, event, by.at_us, actor=by.by, detail=_how(by), votes=text)
 
 
-def check_may_vote(record: ApprovalRecord, by: str, roles: Collection[str]) -> None:
-    """Refuse who cannot agree to a request: who asked (four eyes), who has already, who has none of its roles."""
+def _how(by: Vote) -> str:
+    """How somebody agreed, for the audit trail."""
+    instead = "" if by.on_behalf_of is None else f" for {by.on_behalf_of}"
+    return f"by {by.channel}{instead} assurance {by.assurance or 'none'} shown {by.shown}"
+
+
+def check_may_vote(record: ApprovalRecord, by: Vote, *, uninspectable: bool) -> None:
+    """Refuse who cannot agree to a request: who asked (four eyes), who has already, who has none of its roles, and
+    of whom it is not sure enough who it is.
+    """
     required, tool = requirement_of(record), record.tool
     if record.state is not ApprovalState.PENDING:
         raise ResolutionError(
             f"the request {record.id} for {tool!r} is {record.state}; nothing was decided", tool_ran="no"
         )
-    if required.excludes_who_asked and by in requested_by(record):
+    asked = [name for name in by.people if name in requested_by(record)]
+    if required.excludes_who_asked and asked:
         raise ResolutionError(
-            f"{by!r} asked for {tool!r} and cannot approve it too; let somebody else decide {record.id}", tool_ran="no"
-        )
-    if any(one.by == by for one in votes_of(record)):
-        raise ResolutionError(
-            f"{by!r} has approved the request {record.id} already; {required.approvers} different people must",
+            f"{asked[0]!r} asked for {tool!r} and cannot approve it too; let somebody else decide {record.id}",
             tool_ran="no",
         )
-    if required.roles and not set(required.roles) & set(roles):
+    agreed = {name for one in votes_of(record) for name in one.people}.intersection(by.people)
+    if agreed:
         raise ResolutionError(
-            f"{by!r} has none of the roles {', '.join(required.roles)} that may approve {tool!r}", tool_ran="no"
+            f"{min(agreed)!r} has approved the request {record.id} already; {required.approvers} different people must",
+            tool_ran="no",
+        )
+    if required.roles and not set(required.roles) & set(by.roles):
+        raise ResolutionError(
+            f"{by.people[-1]!r} has none of the roles {', '.join(required.roles)} that may approve {tool!r}",
+            tool_ran="no",
+        )
+    needed = raised(required.assurance) if uninspectable else required.assurance
+    if not reaches(by.assurance, needed):
+        hidden = ", because some of its arguments cannot be shown" if uninspectable else ""
+        raise ResolutionError(
+            f"{by.by!r} is known by {by.assurance or 'nothing'} ({by.channel}), and {tool!r} is approved by who is "
+            f"known by {needed} or surer{hidden}",
+            tool_ran="no",
         )
 
 

@@ -5,10 +5,9 @@ A decision is bound to the request as it was read: whoever comes second finds it
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from sagaspan import _owner as owner
 from sagaspan import codecs
@@ -17,7 +16,8 @@ from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger import approvals
 from sagaspan.ledger.approvals import OPEN, Digest, Vote
 from sagaspan.ledger.records import ApprovalRecord
-from sagaspan.ledger.store import ApprovalChange, Store
+from sagaspan.ledger.requests import is_uninspectable, shown_of
+from sagaspan.ledger.store import ApprovalChange, NonceChange, Store
 
 
 def get(store: Store, approval_id: str) -> ApprovalRecord:
@@ -38,20 +38,39 @@ def as_due(store: Store, record: ApprovalRecord) -> ApprovalRecord:
     return record
 
 
-def approve(store: Store, record: ApprovalRecord, vote: Vote, *, digest: str | None = None) -> ApprovalRecord:
-    """``vote`` for a request, if it is (still) about ``digest``; raises ``ResolutionError``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What a decision holds for: the ``digest`` of the arguments, the hash of the text that was ``shown`` (None: of
+    whatever they are now), and the nonce that it uses up.
+    """
+
+    digest: str | None = None
+    shown: str | None = None
+    once: NonceChange | None = None
+
+
+ANYWAY: Final = Condition()
+
+
+def approve(
+    store: Store, record: ApprovalRecord, vote: Vote, *, make_digest: Digest, only: Condition = ANYWAY
+) -> ApprovalRecord:
+    """``vote`` for a request, if it is (still) as ``only`` says; raises ``ResolutionError``."""
     record = as_due(store, record)
-    _check_open(record)
-    _check_readable(record)
-    _check_digest(record, digest)
-    return _saved(store, approvals.vote(record, vote))
+    vote = _informed(record, vote, make_digest, only)
+    change = approvals.vote(record, vote, uninspectable=is_uninspectable(record))
+    return _saved(store, change.record, [change], only)
 
 
-def deny(store: Store, record: ApprovalRecord, *, by: str, channel: str, reason: str | None) -> ApprovalRecord:
+def deny(
+    store: Store, record: ApprovalRecord, *, by: str, channel: str, reason: str | None, only: Condition = ANYWAY
+) -> ApprovalRecord:
     """End a request with a no; raises ``ResolutionError`` if it has ended."""
     record = as_due(store, record)
     _check_open(record)
-    return _saved(store, approvals.deny(record, now_us(), by=by, channel=channel, reason=reason))
+    _check_digest(record, only.digest)
+    change = approvals.deny(record, now_us(), by=by, channel=channel, reason=reason)
+    return _saved(store, change.record, [change], only)
 
 
 def edit(
@@ -61,16 +80,14 @@ def edit(
     vote: Vote,
     *,
     make_digest: Digest,
-    digest: str | None = None,
+    only: Condition = ANYWAY,
 ) -> ApprovalRecord:
     """A new request with all ``arguments`` (plain JSON data) in the place of this one; its editor agrees to it.
 
     Raises ``ResolutionError`` for arguments of other names, and for who could not agree.
     """
     record = as_due(store, record)
-    _check_open(record)
-    _check_readable(record)
-    _check_digest(record, digest)
+    _informed(record, vote, make_digest, only)
     known = sorted(approvals.arguments_of(record))
     if sorted(arguments) != known:
         raise ResolutionError(
@@ -86,21 +103,41 @@ def edit(
         record, id=new_id(now), subject=approvals.subject_text(subject), digest=make_digest(subject), edits=record.id,
         version=1, votes="[]", created_us=now, expires_us=now + record.expires_us - record.created_us,
     )  # fmt: skip
-    agreed = approvals.vote(new, vote)
+    new = replace(new, shown=shown_of(new, make_digest))
+    agreed = approvals.vote(new, replace(vote, shown=new.shown), uninspectable=is_uninspectable(new))
     changes = [
         approvals.supersede(record, now, actor=vote.by, why=f"edited as {new.id}"),
         approvals.ask(new, vote.by),
         agreed,
     ]
-    if not store.commit(changes, synced=True):
+    return _saved(store, agreed.record, changes, only)
+
+
+def _informed(record: ApprovalRecord, vote: Vote, make_digest: Digest, only: Condition) -> Vote:
+    """``vote`` with what was shown of the request; raises ``ResolutionError`` if that is not what it is now."""
+    _check_open(record)
+    _check_readable(record)
+    _check_digest(record, only.digest)
+    shown = shown_of(record, make_digest)
+    if only.shown is not None and only.shown != shown:
+        raise ResolutionError(
+            f"the request {record.id} says something else by now than what was shown; look again: sagaspan approvals "
+            f"show {record.id}",
+            tool_ran="no",
+        )
+    return replace(vote, shown=shown)
+
+
+def _saved(store: Store, record: ApprovalRecord, changes: Sequence[ApprovalChange], only: Condition) -> ApprovalRecord:
+    once = [] if only.once is None else [only.once]
+    refused = store.commit([*once, *changes], synced=True).refused
+    if isinstance(refused, NonceChange):
+        raise ResolutionError(
+            f"this decides the request {record.id} only once, and was used before; nothing was decided", tool_ran="no"
+        )
+    if refused is not None:
         raise _stale(record)
-    return agreed.record
-
-
-def _saved(store: Store, change: ApprovalChange) -> ApprovalRecord:
-    if not store.commit([change], synced=True):
-        raise _stale(change.record)
-    return change.record
+    return record
 
 
 def _check_open(record: ApprovalRecord) -> None:
@@ -133,14 +170,3 @@ def _stale(record: ApprovalRecord) -> ResolutionError:
         f"the request {record.id} for {record.tool!r} was decided by somebody else meanwhile; nothing was decided now",
         tool_ran="no",
     )
-
-
-def decided_by(record: ApprovalRecord) -> str:
-    """Who agreed, for people."""
-    return ", ".join(f"{one.by} ({one.channel})" for one in approvals.votes_of(record))
-
-
-def facts_of(record: ApprovalRecord) -> dict[str, Any]:
-    """What is shown beside the subject."""
-    facts = json.loads(record.facts)
-    return facts if isinstance(facts, dict) else {}

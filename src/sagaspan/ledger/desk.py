@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from sagaspan import _owner as owner
@@ -30,8 +31,9 @@ from sagaspan.exceptions import (
 from sagaspan.keys import BUSINESS_SCOPE, KeySource
 from sagaspan.ledger import approvals, decisions
 from sagaspan.ledger.approvals import Digest, Requirement, Vote
+from sagaspan.ledger.decisions import Condition
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
-from sagaspan.ledger.requests import request_of
+from sagaspan.ledger.requests import request_of, shown_of
 from sagaspan.ledger.store import ApprovalChange, Store
 from sagaspan.rendering import cut
 
@@ -145,12 +147,13 @@ class Desk:
             "gate": "; ".join(gate.says for gate in call.tool.gates),
         }  # fmt: skip
         lasts = approvals.DAY_SECONDS if requirement is None else requirement.expires_in
-        return ApprovalRecord(
+        new = ApprovalRecord(
             id=new_id(now), namespace=call.run.namespace, run_id=call.run.id, scope=scope, tool=call.tool.name, key=key,
             call_id=call.id, subject=text, digest=digest, policy=policy, facts=json.dumps(facts),
             requested_by=json.dumps(list(asking)),
             created_us=now, expires_us=now + int(lasts * 1e6),
         )  # fmt: skip
+        return replace(new, shown=shown_of(new, self._digest))
 
     def _latest(self, record: ApprovalRecord) -> ApprovalRecord:
         """The request as it is now, or the one that took its place."""
@@ -188,7 +191,7 @@ class Desk:
             return now
 
     async def _answer(self, approver: Approver, call: Call, record: ApprovalRecord) -> Any:
-        request = request_of(record)
+        request = request_of(record, self._digest)
         is_async = getattr(approver, "is_async", None) or is_async_callable(approver.decide)
 
         def ask() -> Any:
@@ -216,12 +219,13 @@ class Desk:
         by = answer.by or owner.os_user()  # an approver that names nobody speaks for who runs it
         if isinstance(answer, Deny):
             return decisions.deny(self._store, record, by=by, channel=channel, reason=answer.reason)
-        vote = Vote(by=by, channel=channel, roles=tuple(answer.roles), at_us=now_us())
+        vote = Vote(by=by, channel=channel, roles=tuple(answer.roles), assurance=answer.assurance, at_us=now_us())
+        only = Condition(digest=record.digest)
         if isinstance(answer, Approve):
-            return decisions.approve(self._store, record, vote, digest=record.digest)
+            return decisions.approve(self._store, record, vote, make_digest=self._digest, only=only)
         try:
             plain = {name: codecs.to_json(value, name) for name, value in answer.arguments.items()}
-            return decisions.edit(self._store, record, plain, vote, make_digest=self._digest)
+            return decisions.edit(self._store, record, plain, vote, make_digest=self._digest, only=only)
         except (codecs.Unencodable, AttributeError) as problem:
             reason = f"the edit cannot be recorded: {problem}"
             return decisions.deny(self._store, record, by=by, channel=channel, reason=reason)
@@ -262,7 +266,10 @@ def requirement_for(call: Call) -> Requirement:
     asked = call.tool.policy.approval
     if asked is None:
         return Requirement()
-    return Requirement(approvers=asked.approvers, roles=tuple(sorted(asked.roles)), four_eyes=asked.four_eyes)
+    return Requirement(
+        approvers=asked.approvers, roles=tuple(sorted(asked.roles)), four_eyes=asked.four_eyes,
+        assurance=asked.assurance,
+    )  # fmt: skip
 
 
 def _check_not_ended(call: Call, record: ApprovalRecord) -> None:
@@ -282,7 +289,9 @@ def _check_not_ended(call: Call, record: ApprovalRecord) -> None:
 def _check_executor(call: Call, record: ApprovalRecord) -> None:
     """Four eyes: who runs the call has not approved it either."""
     me = owner.os_user()
-    if approvals.requirement_of(record).excludes_who_asked and any(one.by == me for one in approvals.votes_of(record)):
+    if approvals.requirement_of(record).excludes_who_asked and any(
+        me in one.people for one in approvals.votes_of(record)
+    ):
         raise ApprovalDenied(
             f"tool {call.tool.name!r} did not run: {me!r} approved it ({record.id}) and cannot run it too (four eyes)"
         )

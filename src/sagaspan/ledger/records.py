@@ -178,8 +178,8 @@ class ApprovalRecord:
 
     ``subject`` are the bytes that are decided about, as canonical JSON (``ledger.approvals``), and ``digest`` is their
     hash, fixed when the request is made. ``policy`` says who must agree, ``facts`` what is shown beside the subject,
-    ``requested_by`` who asked; all three are JSON, and so are the ``votes``. ``edits`` is the request that this one
-    took the place of, with other arguments.
+    ``requested_by`` who asked; all three are JSON, and so are the ``votes``. ``shown`` is the hash of the text that
+    people were shown of it first. ``edits`` is the request that this one took the place of, with other arguments.
     """
 
     id: str
@@ -194,6 +194,7 @@ class ApprovalRecord:
     policy: str
     facts: str
     requested_by: str
+    shown: str = ""
     edits: str | None = None
     state: ApprovalState = ApprovalState.PENDING
     votes: str = "[]"

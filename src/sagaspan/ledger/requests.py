@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sagaspan import codecs
 from sagaspan.approvers import ApprovalRequest
-from sagaspan.ledger.approvals import arguments_of, requested_by, requirement_of, votes_of
-from sagaspan.ledger.decisions import decided_by, facts_of
+from sagaspan.ledger.approvals import Digest, arguments_of, requested_by, requirement_of, votes_of
 from sagaspan.ledger.records import ApprovalRecord, moment
 from sagaspan.rendering import UNINSPECTABLE, Rendered, cut, render, visible
 
@@ -17,9 +17,10 @@ _ENCRYPTED = Rendered(
 _DAMAGED = Rendered((("arguments", f"{UNINSPECTABLE} (its record is damaged)"),), ("arguments",))
 
 
-def request_of(record: ApprovalRecord) -> ApprovalRequest:
-    """The user's view of a request."""
+def request_of(record: ApprovalRecord, make_digest: Digest) -> ApprovalRequest:
+    """The user's view of a request; ``make_digest`` makes the hash of its text."""
     required, rendered = requirement_of(record), _rendered(record)
+    text = _text(record, rendered)
     return ApprovalRequest(
         id=record.id, tool=record.tool, args=_args(record), digest=record.digest, state=record.state,
         reason=codecs.legible(record.reason), run_id=record.run_id, call_id=record.call_id, namespace=record.namespace,
@@ -27,8 +28,25 @@ def request_of(record: ApprovalRecord) -> ApprovalRequest:
         requested_by=requested_by(record), approved_by=tuple(one.by for one in votes_of(record)), edits=record.edits,
         facts=facts_of(record), uninspectable=bool(rendered.uninspectable), created=moment(record.created_us),
         expires=moment(record.expires_us), ended=None if record.ended_us is None else moment(record.ended_us),
-        version=record.version, text=_text(record, rendered),
+        version=record.version, assurance=required.assurance, shown=make_digest(text), text=text,
+        subject="" if codecs.is_encrypted(record.subject) else record.subject,
     )  # fmt: skip
+
+
+def shown_of(record: ApprovalRecord, make_digest: Digest) -> str:
+    """The hash of the text that people are shown of a request as it is now."""
+    return make_digest(_text(record, _rendered(record)))
+
+
+def is_uninspectable(record: ApprovalRecord) -> bool:
+    """Whether something of what a request asks about cannot be shown."""
+    return bool(_rendered(record).uninspectable)
+
+
+def facts_of(record: ApprovalRecord) -> dict[str, Any]:
+    """What is shown beside the subject."""
+    facts = json.loads(record.facts)
+    return facts if isinstance(facts, dict) else {}
 
 
 def _rendered(record: ApprovalRecord) -> Rendered:
@@ -60,7 +78,7 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
         ("why asked", facts.get("gate")),
         ("asked by", ", ".join(requested_by(record))),
         ("needs", _needs(record)),
-        ("approved by", decided_by(record)),
+        ("approved by", _decided_by(record)),
         ("denied", None if record.reason is None else cut(codecs.legible(record.reason) or "")),
         ("edits", record.edits),
         ("state", record.state),
@@ -70,8 +88,14 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
     return "\n".join([*lines, *(f"{name:<12}{visible(value)}" for name, value in notes if value)])
 
 
+def _decided_by(record: ApprovalRecord) -> str:
+    for_whom = [(one, f" for {one.on_behalf_of}" if one.on_behalf_of else "") for one in votes_of(record)]
+    return ", ".join(f"{one.by}{instead} ({one.channel})" for one, instead in for_whom)
+
+
 def _needs(record: ApprovalRecord) -> str:
     required = requirement_of(record)
     people = "1 person" if required.approvers == 1 else f"{required.approvers} different people"
     who = f", each with one of the roles {', '.join(required.roles)}" if required.roles else ""
-    return people + who + (", none of them who asked" if required.excludes_who_asked else "")
+    sure = f", known by {required.assurance} or surer" if required.assurance else ""
+    return people + who + sure + (", none of them who asked" if required.excludes_who_asked else "")

@@ -86,6 +86,19 @@ class ApprovalChange:
 
 
 @dataclass(frozen=True, slots=True)
+class NonceChange:
+    """Use up the nonce ``id`` (a hash of it), if it was not used before; it is remembered until ``until_us``.
+
+    ``now_us``: what is remembered until then is forgotten.
+    """
+
+    namespace: str
+    id: str
+    until_us: int
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReserveChange:
     """Reserve ``amount`` of the budget that ``record`` names, if it fits under its ``cap`` with what is used of it.
 
@@ -153,6 +166,7 @@ Conditional = (
     | RunChange
     | LockChange
     | ApprovalChange
+    | NonceChange
     | Barrier
     | ReserveChange
     | UsageChange

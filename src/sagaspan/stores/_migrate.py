@@ -38,16 +38,18 @@ def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> None:
     ``StoreUnavailable`` for a database that is no ledger; none of them changes anything.
     """
     known = migrations("sqlite")
-    if current_version(connection, where) == known[-1].number:
+    if _applied(connection, where) == {migration.number for migration in known}:
         return
     connection.execute("begin immediate")  # two processes may open a new ledger at once
     try:
-        version = current_version(connection, where)
-        _check(version, known[-1].number, where, apply=apply)
+        applied = _applied(connection, where)
+        _check(max(applied, default=0), known[-1].number, where, apply=apply)
         connection.execute(
             "create table if not exists migrations (number integer primary key, name text not null) strict"
         )
-        for migration in known[version:]:
+        for migration in known:
+            if migration.number in applied:
+                continue
             for statement in migration.sql.split(";\n"):
                 connection.execute(statement)
             connection.execute("insert into migrations values (?, ?)", (migration.number, migration.name))
@@ -59,14 +61,18 @@ def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> None:
 
 
 def current_version(connection: sqlite3.Connection, where: str) -> int:
-    """The number of the last migration applied; 0 for an empty database."""
+    """The number of the newest migration applied; 0 for an empty database."""
+    return max(_applied(connection, where), default=0)
+
+
+def _applied(connection: sqlite3.Connection, where: str) -> set[int]:
+    """The numbers of the migrations applied: two branches may have made theirs in any order."""
     tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
     if "migrations" in tables and "calls" in tables:
-        (version,) = connection.execute("select coalesce(max(number), 0) from migrations").fetchone()
-        return int(version)
+        return {int(number) for (number,) in connection.execute("select number from migrations")}
     if tables:
         raise StoreUnavailable(f"{where} is a database of something else, not a sagaspan ledger; name another path")
-    return 0
+    return set()
 
 
 def _check(version: int, newest: int, where: str, *, apply: bool) -> None:

@@ -49,6 +49,7 @@ from sagaspan.ledger.store import (
     Forgotten,
     LimitChange,
     LockChange,
+    NonceChange,
     RunChange,
     SpendChange,
 )
@@ -156,6 +157,7 @@ update approvals set {_sets(columns.APPROVAL_CHANGING)} where id = ? and version
 _CONSUME_APPROVAL: Final = f"""
 {_UPDATE_APPROVAL} and state = 'approved' and digest = ? and policy = ? and expires_us > ?
 """
+_USE_NONCE: Final = "insert into nonces (namespace, id, until_us) values (?, ?, ?) on conflict do nothing"
 _OPEN_STEP: Final = """
 with recursive saga (id) as (
   select ?2
@@ -860,6 +862,9 @@ def _save_apart(connection: sqlite3.Connection, request: _Request, chains: Chain
 def _save(connection: sqlite3.Connection, change: Conditional, chains: Chains) -> bool:
     if isinstance(change, LockChange):
         return _save_lock(connection, change)
+    if isinstance(change, NonceChange):
+        connection.execute("delete from nonces where until_us <= ?", (change.now_us,))
+        return connection.execute(_USE_NONCE, (change.namespace, change.id, change.until_us)).rowcount == 1
     if isinstance(change, Barrier):
         found = connection.execute(_OPEN_STEP, (change.namespace, change.run_id))
         return all(step in change.but for (step,) in found)
