@@ -56,7 +56,8 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
     if first["type"] != "extra_forbidden":
         takes = _description(model, field)
         says = f" takes {takes}" if takes else f": {first['msg'].lower()}"
-        return f"{model.__name__} field {field!r}{says}, got {first['input']!r}"
+        got = "nothing" if first["type"] == "missing" else f"{first['input']!r}"
+        return f"{model.__name__} field {field!r}{says}, got {got}"
     near = difflib.get_close_matches(field, list(model.model_fields), n=2)
     hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(model.model_fields)}"
     return f"{model.__name__} has no field {field!r}; {hint}"

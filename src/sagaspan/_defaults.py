@@ -34,19 +34,33 @@ class Defaults:
     fail_open: bool
 
 
-def defaults_of(file: Mapping[str, Any], source: str, *, budget: Budgets | None, fail_open: bool | None) -> Defaults:
+def defaults_of(
+    file: Mapping[str, Any],
+    source: str,
+    *,
+    budget: Budgets | None = None,
+    fail_open: bool | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Defaults:
     """What holds for a guard of these arguments (None: not given), whose policy file ``source`` has these tables.
 
-    Raises ``ConfigurationError`` for what is no such thing, by the name of where it is written.
+    ``environment`` None is that of this process. Raises ``ConfigurationError`` for what is no such thing, by the name
+    of where it is written.
     """
     table = _table(file.get("guard", {}), source)
+    variables = os.environ if environment is None else environment
+
+    def said(variable: str, field: str, read: Callable[[Any, str], T], default: T) -> T:
+        text = variables.get(variable, "").strip()
+        if text:
+            return read(text, variable)
+        return read(table[field], f"{source}, [guard] {field}") if field in table else default
+
     return Defaults(
-        budget=budgets_of(budget) if budget is not None else _from(ENV_BUDGET, table, "budget", source, _budgets, ()),
-        loop=_from(ENV_LOOP, table, "loop", source, _loop, loops.ALLOWED),
-        fail_open=fail_open if fail_open is not None else _from(
-            ENV_FAIL_OPEN, table, "fail_open", source, _flag, False
-        ),
-    )  # fmt: skip
+        budget=budgets_of(budget) if budget is not None else said(ENV_BUDGET, "budget", _budgets, ()),
+        loop=said(ENV_LOOP, "loop", _loop, loops.ALLOWED),
+        fail_open=fail_open if fail_open is not None else said(ENV_FAIL_OPEN, "fail_open", _flag, False),
+    )
 
 
 def _table(table: object, source: str) -> Mapping[str, Any]:
@@ -58,15 +72,6 @@ def _table(table: object, source: str) -> Mapping[str, Any]:
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(FIELDS)}"
             raise ConfigurationError(f"{source}: [guard] has no field {name!r}; {hint}")
     return table
-
-
-def _from(
-    variable: str, table: Mapping[str, Any], field: str, source: str, read: Callable[[Any, str], T], default: T
-) -> T:
-    text = os.environ.get(variable, "").strip()
-    if text:
-        return read(text, variable)
-    return read(table[field], f"{source}, [guard] {field}") if field in table else default
 
 
 def _budgets(value: Any, where: str) -> tuple[Budget, ...]:

@@ -7,6 +7,7 @@ import difflib
 import inspect
 import logging
 import secrets
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -131,6 +132,7 @@ class Engine:
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
+        self.defined: weakref.WeakSet[Tool] = weakref.WeakSet()
         self.open_runs = 0
         self._require_run = require_run
         self._budgets = budgets or BudgetBook(None)
@@ -227,6 +229,7 @@ class Engine:
         A compensation named by a string is looked up before the next body runs. Raises ``ConfigurationError``.
         """
         self._check_rules(tool)
+        self.defined.add(tool)
         if tool.redaction is not None:
             self.store.seal.redact(self.namespace, tool.name, tool.redaction)
             self._redacting[tool.name] = tool.redaction.beside(self._redacting.get(tool.name))

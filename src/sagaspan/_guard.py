@@ -201,10 +201,11 @@ class Guard:
     def policy_for(self, name: str, declared: Policy, wrapped: PolicyBook | None = None) -> Policy:
         """The policy in force for a tool: file over wrap over guard over what the tool itself declares."""
         self._named.add(name)
-        policy = self._book.for_tool(name).over(declared)
-        if wrapped is not None:
-            policy = wrapped.for_tool(name).over(policy)
-        return self._file.for_tool(name).over(policy)
+        wrap = () if wrapped is None else (("wrap", wrapped.for_tool(name)),)
+        found = (
+            ("decorator", declared), ("guard", self._book.for_tool(name)), *wrap, ("file", self._file.for_tool(name)),
+        )  # fmt: skip
+        return Policy.combined(tuple((source, policy) for source, policy in found if policy.model_fields_set))
 
     @property
     def tool_names(self) -> list[str]:
@@ -214,8 +215,9 @@ class Guard:
     def unused_policies(self) -> list[str]:
         """A sentence for every name or glob of this guard's policies that fits no tool declared so far."""
         file = self._engine.policy
-        by_rules = [] if file is None else file.rules.unused(self._named)
-        return [*self._file.unused(self._named), *by_rules, *self._book.unused(self._named)]
+        by_rules = () if file is None else file.rules.unfit(self._named)
+        found = (*self._file.unfit(self._named), *by_rules, *self._book.unfit(self._named))
+        return [sentence for _, sentence in found]
 
     def _warn_of_unused(self) -> None:
         for sentence in self.unused_policies():

@@ -14,7 +14,7 @@ from sagaspan._gates import Gate, gates_for
 from sagaspan._probe import Probe, probe_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.expressions import Expression
-from sagaspan.policy import Policy
+from sagaspan.policy import Policy, PolicyBook
 from sagaspan.redaction import RESULT, Redaction, redaction_of
 
 INJECTED = frozenset({"idempotency_key"})
@@ -26,7 +26,7 @@ MARK = "__sagaspan_tool__"
 """The attribute by which a guarded function names its tool."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False)
 class Tool:
     """What is called: ``name``, ``function`` (unguarded), ``policy``, and the names of its ``parameters``.
 
@@ -175,6 +175,24 @@ def tool_of(
     if redaction is not None:
         _check_redaction(tool, redaction, where)
     return tool
+
+
+def redefined(tool: Tool, file: PolicyBook) -> Tool:
+    """``tool`` under the policies of another ``file``; itself if they say the same. Raises ``ConfigurationError``."""
+    said = file.for_tool(tool.name)
+    sources = tuple(
+        (source, said if source == "file" else policy)
+        for source, policy in tool.policy.sources or (("decorator", tool.policy),)
+    )
+    if not any(source == "file" for source, _ in sources):
+        sources = (*sources, ("file", said))
+    policy = Policy.combined(tuple((source, one) for source, one in sources if one.model_fields_set))
+    if policy == tool.policy:
+        return tool
+    return tool_of(
+        tool.function, name=tool.name, policy=policy, signature=tool.signature, is_async=tool.is_async,
+        context=tool.context, description=tool.description, suspends=tool.suspends, send=tool.send,
+    )  # fmt: skip
 
 
 def tool_behind(function: Any) -> Tool | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
@@ -208,6 +209,28 @@ class Policy(DeclaredModel):
         tuple[str, ...], BeforeValidator(_as_tuple), Field(description="names or dotted paths of fields, in a list")
     ] = ()
 
+    @functools.cached_property
+    def sources(self) -> Sources:
+        """What this policy was combined of, weakest first; empty for one that was declared as it is."""
+        return ()
+
+    @classmethod
+    def combined(cls, sources: Sources) -> Policy:
+        """The policy of several sources, each over those before it; it remembers them."""
+        policy = cls()
+        for _, source in sources:
+            policy = source.over(policy)
+        policy = super(cls, policy).replace()  # an object of its own: it may be one of the sources
+        policy.__dict__["sources"] = tuple(sources)
+        return policy
+
+    def replace(self, **fields: Any) -> Policy:
+        """A copy with ``fields`` changed, validated like a new one."""
+        changed = super().replace(**fields)
+        if self.sources:
+            changed.__dict__["sources"] = (*self.sources, ("wrap", Policy(**fields)))
+        return changed
+
     def over(self, base: Policy) -> Policy:
         """This policy's decided fields over those of ``base``; what either redacts is redacted."""
         if not self.model_fields_set:
@@ -261,6 +284,12 @@ def gates_of(*sources: Any) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(gate for gate in found if gate is not None and gate is not False))
 
 
+Sources: TypeAlias = tuple[tuple[str, Policy], ...]
+"""Who says what of one tool, weakest first: ``decorator``, ``guard``, ``wrap``, ``file``."""
+
+ADDING: Final = ("approve", "approval", "redact")
+"""The fields in which every source counts, not only the strongest."""
+
 Policies = Mapping[str, Policy | Mapping[str, Any]]
 """Name or glob of a tool, and its policy (a ``Policy`` or its fields)."""
 
@@ -291,11 +320,12 @@ class PolicyBook:
         """The names that are not globs."""
         return [name for name in self._by_name if not _is_glob(name)]
 
-    def unused(self, tools: Collection[str]) -> Iterator[str]:
-        """For each name or glob that fits none of ``tools``, a sentence with the nearest of them."""
+    def unfit(self, tools: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Each name or glob that fits none of ``tools``, with a sentence that has the nearest of them."""
         for name in self._by_name:
             if not (any(fnmatch.fnmatchcase(tool, name) for tool in tools) if _is_glob(name) else name in tools):
-                yield f"{self.source} has a policy for {name!r}, but this guard has no such tool; {_near(name, tools)}"
+                sentence = f"{self.source} has a policy for {name!r}, but this guard has no such tool"
+                yield name, f"{sentence}; {_near(name, tools)}"
 
     def check_names(self, tools: list[str], *, where: str) -> None:
         """Refuse a policy for a tool that ``where`` does not have; raises ``ConfigurationError`` with near names."""

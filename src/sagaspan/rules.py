@@ -11,7 +11,7 @@ import datetime as dt
 import difflib
 import fnmatch
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
@@ -260,14 +260,12 @@ class Rules:
         for one in self.of(tool):
             one.check(tool, parameters)
 
-    def unused(self, tools: Collection[str]) -> list[str]:
-        """A sentence for every name or glob of a rule that fits none of ``tools``."""
-        return [
-            f"{one.says} names {name!r}, but there is no such tool; {_near(name, tools)}"
-            for one in self.rules
-            for name in one.rule.tools
-            if name != "*" and not any(fnmatch.fnmatchcase(tool, name) for tool in tools)
-        ]
+    def unfit(self, tools: Collection[str]) -> Iterator[tuple[Numbered, str]]:
+        """For every name or glob of a rule that fits none of ``tools``, the rule and a sentence with the nearest."""
+        for one in self.rules:
+            for name in one.rule.tools:
+                if name != "*" and not any(fnmatch.fnmatchcase(tool, name) for tool in tools):
+                    yield one, f"{one.says} names {name!r}, but there is no such tool; {_near(name, tools)}"
 
 
 More = Callable[[frozenset[str]], Awaitable[Mapping[str, Any]]]

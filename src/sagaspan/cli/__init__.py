@@ -27,6 +27,7 @@ _COMMANDS = {
     "recover": ("recover", "Go on after processes that died: hold or undo their runs, finish their rollbacks."),
     "budgets": ("budgets", "What may be used, and what is: list, set, fsck."),
     "usage": ("usage", "What calls cost and used, by agent, user, model, tool, run or tenant."),
+    "policy": ("policy", "The policy file: schema, check, explain."),
     "traces": ("traces", "The spans of it: list, show."),
     "sql": ("sql", "SQL over the exported traces."),
     "prune": ("prune", "Forget runs and calls that were settled long ago."),
