@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from sagaspan import _metrics as metrics
-from sagaspan._call import Call
+from sagaspan._call import Call, Purse
 from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, in_units, show_amount
 from sagaspan.budget import Budget, Window, window_end, window_start
@@ -43,6 +44,36 @@ def setting(limit: LimitRecord) -> LimitChange:
     return LimitChange(limit, row)
 
 
+class _Plan(NamedTuple):
+    """The budgets that calls are counted in, in the order in which all claims take their rows, so that no two wait for
+    each other; ``timed`` are those of the clock, ``by_row`` names each by its row."""
+
+    purse: Purse
+    timed: Sequence[tuple[str, Budget]]
+    counted: Sequence[tuple[str, Budget]]
+    by_row: Mapping[tuple[str, str, str], Budget]
+
+
+def _planned(purse: Purse, found: Sequence[tuple[str, Budget]]) -> _Plan:
+    rows = [((scope, str(budget.unit), str(budget.window or "")), budget) for scope, budget in found]
+    counted = sorted(((row, budget) for row, budget in rows if budget.unit is not Unit.TIME), key=itemgetter(0))
+    return _Plan(
+        purse=purse,
+        timed=[(scope, budget) for scope, budget in found if budget.unit is Unit.TIME],
+        counted=[(scope, budget) for (scope, _, _), budget in counted],
+        by_row=dict(reversed(rows)),
+    )
+
+
+class _Known(NamedTuple):
+    """The limits of one ``version``, what was ``found`` under them by scope, and the ``plans`` made of that."""
+
+    version: int
+    set_: BudgetBook
+    found: dict[str, tuple[Budget, ...]]
+    plans: dict[tuple[str, str, str | None, str | None, int | None], _Plan]
+
+
 class Limits:
     """The budgets of one guard over one store, as far as this process knows them."""
 
@@ -54,12 +85,12 @@ class Limits:
 
     def _take(self, version: int, set_: BudgetBook) -> None:
         # One tuple: a claim in another thread sees the limits with their version, or neither.
-        self._known: tuple[int, BudgetBook, dict[str, tuple[Budget, ...]]] = version, set_, {}
+        self._known: _Known = _Known(version, set_, {}, {})
 
     @property
     def version(self) -> int:
         """The version of the controls that this process knows."""
-        return self._known[0]
+        return self._known.version
 
     def reload(self, since: int | None = None) -> bool:
         """Read the limits in force; whether they are other than at version ``since`` (None: than those known).
@@ -77,38 +108,49 @@ class Limits:
 
     def of(self, scope: str) -> tuple[Budget, ...]:
         """The budgets of a scope: what an operator set over what the guard declares, unit by unit, window by window."""
-        _, set_, found = self._known
-        budgets = found.get(scope)
+        known = self._known
+        budgets = known.found.get(scope)
         if budgets is None:
-            budgets = found[scope] = merged(set_.of(scope), self._declared.of(scope))
-            if len(found) > _REMEMBERED:
-                found.clear()
+            budgets = known.found[scope] = merged(known.set_.of(scope), self._declared.of(scope))
+            if len(known.found) > _REMEMBERED:
+                known.found.clear()
         return budgets
 
     def reservations(self, call: Call, at_us: int) -> list[ReserveChange]:
         """What ``call`` reserves, in the order of scopes; raises ``BudgetExceeded`` for a run that is out of time."""
-        _, set_, _ = self._known
-        none = not (len(set_) or len(self._declared) or any(budgets for _, budgets in call.purse))
+        none = not (len(self._known.set_) or len(self._declared) or any(budgets for _, budgets in call.purse))
         if none and call.tool.policy.max_calls is None:
             return []
-        found = [
-            *((scope, budget) for scope, own in call.purse for budget in merged(self.of(scope), own)),
-            *((scope, budget) for scope in _scopes_of(call) for budget in self.of(scope)),
-            *_max_calls(call),
+        plan, costs = self._plan_of(call), call.declared.costs
+        for scope, budget in plan.timed:
+            _check_time(call, scope, budget, at_us)
+        return [
+            ReserveChange(row_of(self._namespace, scope, budget, at_us), costs[budget.unit])
+            for scope, budget in plan.counted
+            if budget.unit in costs
         ]
-        for scope, budget in found:
-            if budget.unit is Unit.TIME:
-                _check_time(call, scope, budget, at_us)
-        counted = [self._reserve(call, *one, at_us) for one in found if one[1].unit in call.declared.costs]
-        return sorted(counted, key=_order)
 
     def budget_for(self, call: Call, row: BudgetRecord) -> Budget | None:
         """The budget of ``call`` that is counted in ``row``; None if nobody declares it any more."""
-        own = next((own for scope, own in call.purse if scope == row.scope), ())
-        for budget in merged(self.of(row.scope), own):
-            if (budget.unit, budget.window or "") == (row.unit, row.window):
-                return budget
-        return None
+        return self._plan_of(call).by_row.get((row.scope, row.unit, row.window))
+
+    def _plan_of(self, call: Call) -> _Plan:
+        """What ``call`` is counted in: the same for all calls of its tool in its run, until somebody sets a limit."""
+        plans, agent, most = self._known.plans, call.agent, call.tool.policy.max_calls
+        key = call.run.id, call.tool.name, call.model, agent, most
+        plan = plans.get(key)
+        if plan is None or plan.purse is not call.purse:
+            if len(plans) >= _REMEMBERED:
+                plans.clear()
+            plan = plans[key] = _planned(
+                call.purse,
+                [
+                    *((scope, budget) for scope, own in call.purse for budget in merged(self.of(scope), own)),
+                    *((scope, budget) for scope in _scopes_of(call) for budget in self.of(scope)),
+                    *_max_calls(call),
+                ],
+            )
+        return plan
 
     def hold(self, call: Call) -> bool:
         """Whether a hard budget or a rate holds for ``call``, as far as this process knows."""
@@ -131,10 +173,6 @@ class Limits:
         """Whether a hard budget of money holds for ``call``, as far as this process knows."""
         priced = call.declare(costs={Unit.USD: 0})
         return any(change.record.cap is not None for change in self.reservations(priced, now_us()))
-
-    def _reserve(self, call: Call, scope: str, budget: Budget, at_us: int) -> ReserveChange:
-        record = row_of(self._namespace, scope, budget, at_us)
-        return ReserveChange(record, call.declared.costs[budget.unit])
 
     def refusal(self, call: Call, refused: Change) -> Refused:
         """The error of a call whose claim was refused because of a budget or a rate."""
@@ -209,11 +247,6 @@ def _max_calls(call: Call) -> list[tuple[str, Budget]]:
     return (
         [] if most is None else [(f"run:{call.run.id}/{call.tool.name}", Budget(limit=most, unit=Unit.CALLS, soft=()))]
     )
-
-
-def _order(change: ReserveChange) -> tuple[str, str, str]:
-    """All claims take the rows in one order, so that no two wait for each other."""
-    return change.record.scope, change.record.unit, change.record.window
 
 
 def _check_time(call: Call, scope: str, budget: Budget, at_us: int) -> None:
