@@ -113,6 +113,15 @@ def test_what_is_forgotten_is_new_when_it_comes_again(guard: Guard, shop: Shop) 
     assert shop.ran == ["book a", "book a"]
 
 
+def test_the_history_of_a_new_run_has_nothing_of_the_forgotten_one(guard: Guard, shop: Shop) -> None:
+    """The newest row of all keeps its number taken, so it stays when its run is forgotten."""
+    a_settled_run(shop, "a")
+    guard.prune(older_than=0)
+    a_settled_run(shop, "a")
+    assert_history(guard)
+    assert [row.event for row in guard._store.audit_of("default", "a")] == ["run.open", "run.complete"]
+
+
 def _open_inside(shop: Shop) -> None:
     def enter() -> None:
         shop.guard.run("job", id="open").__enter__()
