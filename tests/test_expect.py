@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from sagaspan import CompensationFailed, ConfigurationError, Guard
+from sagaspan import CompensationFailed, ConfigurationError, Guard, RunClosed
 from sagaspan.ledger import looking
+from sagaspan.testing import World
 from tests.conftest import Caller, Worker
 
 
@@ -291,6 +292,24 @@ def test_killed_while_it_was_undone(worker: Worker, died: str) -> None:
     status = "compensated" if died == "before" else "partially_compensated"
     assert after.stdout.split() == [status, "old"], after.stderr
     assert worker.effects == ["asked", "asked"]
+
+
+def test_what_died_in_its_undo_is_not_left_running() -> None:
+    """A step that is not undone any more takes the attempt with it whose process died: nothing goes on."""
+    answers = [True, False]
+
+    def job(world: World) -> None:
+        guard = Guard(world.store)
+        put = guard.tool("put", compensate=lambda: None, expect=lambda: answers.pop(0))(lambda: 1)
+        with guard.run(id="r"):
+            put()
+            raise Declined
+
+    with World(job) as world:
+        world.process(job, die_at="undo put: after claim")
+        with pytest.raises(RunClosed, match="partially_compensated"):
+            world.resume()
+        assert [str(call.state) for call in world.calls.list(open=False)] == ["unknown", "compensation_failed"]
 
 
 def test_without_the_expectation_it_waits_for_a_process_that_has_it(worker: Worker) -> None:

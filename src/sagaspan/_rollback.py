@@ -157,8 +157,20 @@ class Rollback:
             undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why, **changes
         )
         both = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
-        await self._backend.io(self._save, *both)
+        earlier = await self._backend.io(undo_of, self._store, step)
+        lost = [] if earlier is None else await self._backend.io(self._lose, earlier)
+        await self._backend.io(self._save, *lost, *both)
         return failed
+
+    def _lose(self, undo: CallRecord) -> list[CallChange]:
+        """An attempt to undo that lost its process is in doubt; one that goes on is nobody's to take over."""
+        if undo.state is not CallState.RUNNING:
+            return []
+        verdict = self._judge.verdict(undo.owner, undo.id)
+        if verdict is Verdict.ALIVE:
+            raise self._taken_over()
+        lost, audit = transitions.move_call(undo, CallEvent.LOSE, now_us(), detail=LOST[verdict])
+        return [CallChange(lost, audit, undo.version)]
 
     def _save(self, *changes: CallChange) -> None:
         # A child forked inside a compensation must not say how that ended.
@@ -208,14 +220,9 @@ class Rollback:
         if existing is None:
             record, audit = transitions.open_call(_compensation_record(call, step))
             return record, [CallChange(record, audit)]
-        changes = []
-        if existing.state is CallState.RUNNING:
-            verdict = self._judge.verdict(existing.owner, existing.id)
-            if verdict is Verdict.ALIVE:
-                raise self._taken_over()
-            lost, audit = transitions.move_call(existing, CallEvent.LOSE, now_us(), detail=LOST[verdict])
-            changes.append(CallChange(lost, audit, existing.version))
-            existing = lost
+        changes = self._lose(existing)
+        if changes:
+            existing = changes[0].record
         record, audit = transitions.claim_again(
             existing, owner=owner.this_process(), now_us=now_us(), traceparent=spans.traceparent_of(call.span)
         )
