@@ -28,6 +28,7 @@ ALLOWED = {
     "keys": set(),
     "_clock": set(),
     "_frozen": set(),
+    "_tracebacks": {"exceptions"},
     "_live": {"_fork"},
     "_secret": {"exceptions", "_home"},
     "redaction": {"codecs", "exceptions"},
@@ -123,6 +124,7 @@ ALLOWED = {
     "_prune": BASE | {"ledger"},
     "_guard": DATA
     | {
+        "_tracebacks",
         "ledger",
         "stores",
         "_engine",

@@ -38,6 +38,7 @@ from sagaspan._prune import Pruned, Pruner, cutoff_us
 from sagaspan._recovery import Recoverer, Recovery
 from sagaspan._run import Run
 from sagaspan._tool import MARK, Tool, tool_behind, tool_of
+from sagaspan._tracebacks import outside
 from sagaspan._undo import compensate
 from sagaspan._undone import Undone
 from sagaspan._usage import Spending, spending_of, usage_by
@@ -687,15 +688,23 @@ def _guarded_function(engine: Engine, tool: Tool) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            arguments, context = tool.bind(args, kwargs)
-            return await engine.call(tool, arguments, context=context, invoke=tool.invoke, backend=ASYNCIO)
+            try:
+                arguments, context = tool.bind(args, kwargs)
+                return await engine.call(tool, arguments, context=context, invoke=tool.invoke, backend=ASYNCIO)
+            except Exception as error:
+                error.__traceback__ = outside(error)
+                raise
 
         guarded: Callable[..., Any] = guarded_async
     else:
 
         @functools.wraps(function)
         def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            return call_sync(engine, tool, args, kwargs)
+            try:
+                return call_sync(engine, tool, args, kwargs)
+            except Exception as error:
+                error.__traceback__ = outside(error)
+                raise
 
         guarded = guarded_sync
     setattr(guarded, MARK, tool)
