@@ -1027,7 +1027,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 5",
         rule="An undo that runs under a live owner is not run beside it.",
         file=_ROLLBACK,
-        old="            if verdict is Verdict.ALIVE:\n                raise self._taken_over()\n",
+        old="        if verdict is Verdict.ALIVE:\n            raise self._taken_over()\n",
         new="",
         tests=(_RECOVERIES + "test_two_rollbacks_that_meet_undo_once",),
     ),

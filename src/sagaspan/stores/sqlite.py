@@ -555,7 +555,7 @@ class SqliteStore:
         query = f"select {_AUDIT} from audit where namespace = ? and run_id = ? order by seq"  # noqa: S608
         rows = self._opened([columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))])
         # What is left of a forgotten run of this id (the newest row of all stays) is not of this one.
-        opened = (number for number, row in enumerate(rows) if row.call_id is None and row.from_state is None)
+        opened = (number for number, row in enumerate(rows) if row.event == "run.open")
         return rows[max(opened, default=0) :]
 
     def chains(self, after: tuple[str, str] | None, *, limit: int) -> list[tuple[str, str]]:
