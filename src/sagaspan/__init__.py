@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         ToolTimeout,
     )
     from sagaspan.ledger.records import ApprovalState, CallInfo, CallState, RunInfo, RunState
+    from sagaspan.notify import Notify
     from sagaspan.policy import Approval, Policy, Retry
     from sagaspan.telemetry import configure_tracing
     from sagaspan.webhooks import Webhook
@@ -69,6 +70,7 @@ _HOMES = {
     "sagaspan._tool": ("Tool",),
     "sagaspan.approvers": ("ApprovalRequest", "Approve", "Approver", "Deny", "Edit", "Inbox"),
     "sagaspan.webhooks": ("Webhook",),
+    "sagaspan.notify": ("Notify",),
     "sagaspan.budget": ("Budget",),
     "sagaspan.ledger.records": ("ApprovalState", "CallInfo", "CallState", "RunInfo", "RunState"),
     "sagaspan.policy": ("Approval", "Policy", "Retry"),
@@ -113,6 +115,7 @@ __all__ = [
     "LoopDetected",
     "Middleware",
     "NotApplied",
+    "Notify",
     "OutcomeUnknown",
     "Policy",
     "PolicyDenied",

@@ -24,6 +24,7 @@ from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation, compensation_of, name_of, same_callable, same_handler
 from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._middleware import Middleware, compose, users_layers
+from sagaspan._notifier import Notifier
 from sagaspan._policy_file import PolicyFile
 from sagaspan._probe import Probe
 from sagaspan._signals import Signals
@@ -79,6 +80,7 @@ from sagaspan.middleware.replay import ReplayMiddleware
 from sagaspan.middleware.rules import RulesMiddleware
 from sagaspan.middleware.saga import SagaMiddleware
 from sagaspan.middleware.telemetry import TelemetryMiddleware
+from sagaspan.notify import Notify
 from sagaspan.redaction import Redaction, leaves
 from sagaspan.rules import Rules
 from sagaspan.scopes import BudgetBook
@@ -123,12 +125,14 @@ class Engine:
         loop: int | Literal[False] = ALLOWED,
         codec: codecs.Codec | None = None,
         approver: Approver | None = None,
+        hooks: Sequence[Notify] = (),
         policy: PolicyFile | None = None,
     ) -> None:
         self.policy = policy
         self._fail_open = fail_open
         self.codec = codec
         self.approver = approver
+        self._hooks = tuple(hooks)
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
@@ -166,6 +170,10 @@ class Engine:
             is_about=self._is_about,
         )  # fmt: skip
         self.lease.forked.append(self._begin_again)
+        self.notifier = Notifier(store, self.namespace, self._hooks) if self._hooks else None
+        if self.notifier is not None:
+            self.lease.began = self.notifier.begin
+            self.limits.marks_soft = True
         self._session: RunRecord | None = None
         if self.codec is not None:
             store.seal.encrypt(self.namespace, self.codec)
@@ -780,6 +788,8 @@ class Engine:
                     raise
                 _log.warning("the end of the session is not recorded (fail_open=True): %s", error)
             owner.drop(owner.run_token(self.store.url, session.namespace, session.id))
+        if self.notifier is not None:
+            self.notifier.finish()
         self.lease.release()
         self.store.close()
 

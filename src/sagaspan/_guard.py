@@ -51,6 +51,7 @@ from sagaspan.ledger.records import CallInfo, RunInfo, RunRecord, RunState, run_
 from sagaspan.ledger.store import Store
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Rows, load_prices
+from sagaspan.notify import Notifies, hooks_of
 from sagaspan.policy import Policies, Policy, PolicyBook
 from sagaspan.scopes import KINDS, BudgetBook
 from sagaspan.stores import Durability, Migrate, connect, default_store
@@ -79,6 +80,8 @@ class Guard:
             gives ``Approve()``, ``Deny("reason")``, ``Edit({...})``, True or False (anything else refuses); an
             ``Approver``; ``"console"``, ``"inbox"``, ``"auto-approve"`` or ``"auto-deny"``. None: the console if
             somebody is there, else the inbox, which says so in the log.
+        notify: who is told of what needs a person: a ``Notify(url=, secret=)``, or a list of them, beside those of the
+            file's ``[[notify]]``.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
         namespace: keeps several applications apart in one store.
         on_interrupt: what an interruption does to a run: ``"hold"`` or ``"compensate"``; None: by who chose its id.
@@ -107,6 +110,7 @@ class Guard:
         on_interrupt: OnInterrupt | None = None,
         codec: codecs.Codec | None = None,
         approver: Approver | Callable[[ApprovalRequest], Any] | str | None = None,
+        notify: Notifies | None = None,
         fail_open: bool | None = None,
         require_run: bool = False,
         migrate: Migrate = "auto",
@@ -145,6 +149,7 @@ class Guard:
             fail_open=defaults.fail_open,
             codec=codec,
             approver=approver_of(approver),
+            hooks=hooks_of(notify, tables.get("notify", []), str(policies)),
             policy=file,
         )
         self._engine.at_first_end = self._warn_of_unused

@@ -13,7 +13,7 @@ from sagaspan.exceptions import ConfigurationError
 from sagaspan.policy import PolicyBook, read_policy_file
 from sagaspan.rules import Rules
 
-TABLES: Final = ("guard", "tools", "rules", "budgets", "prices")
+TABLES: Final = ("guard", "tools", "rules", "budgets", "prices", "notify")
 _DIGITS: Final = 12
 
 
@@ -21,7 +21,7 @@ _DIGITS: Final = 12
 class PolicyFile:
     """One content of the file at ``path``: ``version`` is a digest of what it says, whatever its spelling.
 
-    ``tables`` are those that others read: ``guard``, ``budgets`` and ``prices``.
+    ``tables`` are those that others read: ``guard``, ``budgets``, ``prices`` and ``notify``.
     """
 
     path: Path
@@ -38,7 +38,7 @@ class PolicyFile:
         if unknown:
             raise ConfigurationError(
                 f"{path}: unknown table [{unknown[0]}]; policies stand in [tools.NAME], beside [[rules]], [guard], "
-                "[budgets] and [prices]"
+                "[budgets], [prices] and [[notify]]"
             )
         tools = tables.get("tools", {})
         if not isinstance(tools, dict) or not all(isinstance(fields, dict) for fields in tools.values()):

@@ -81,6 +81,7 @@ _VIEW = "src/sagaspan/_approvals.py"
 _GRANTS = "src/sagaspan/ledger/grants.py"
 _SIGNING = "src/sagaspan/signing.py"
 _WEBHOOK = "src/sagaspan/webhooks.py"
+_NOTIFIER = "src/sagaspan/_notifier.py"
 _GATES = "src/sagaspan/_gates.py"
 _RENDERING = "src/sagaspan/rendering.py"
 _CLIENTS = "adapters/sagaspan_functions/_clients.py"
@@ -129,6 +130,7 @@ _SHOWN = "tests/test_rendering.py::"
 _CLI_APPROVALS = "tests/cli/test_approvals.py::"
 _DECIDING = "tests/test_deciding.py::"
 _WEBHOOKS = "tests/test_webhooks.py::"
+_NOTIFIED = "tests/test_notifications.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     # -- the claim (rule book (a) 2, design 4.1) ------------------------------------------------------------------
@@ -2928,5 +2930,40 @@ RULES: Final[tuple[Rule, ...]] = (
         old="            if answer.status != 200:\n",
         new="            if False:\n",
         tests=(_WEBHOOKS + "test_what_is_no_signed_answer_to_this_question_decides_nothing",),
+    ),
+    Rule(
+        section="notifications",
+        rule="What is not taken is sent again.",
+        file=_NOTIFIER,
+        old="        if problem is None:\n",
+        new="        if True:\n",
+        tests=(
+            _NOTIFIED + "test_what_is_not_taken_is_sent_again_under_the_same_id",
+            _NOTIFIED + "test_what_is_never_taken_is_a_dead_letter",
+        ),
+    ),
+    Rule(
+        section="notifications",
+        rule="A repetition has the id of the first.",
+        file=_NOTIFIER,
+        old="signed(record.id, body",
+        new='signed(f"{record.id} {now_us()}", body',
+        tests=(_NOTIFIED + "test_what_is_not_taken_is_sent_again_under_the_same_id",),
+    ),
+    Rule(
+        section="notifications",
+        rule="What was read, and is to be sent, is kept in one commit.",
+        file=_NOTIFIER,
+        old="[read, *(DeliveryChange(record) for record in found)]",
+        new="[read]",
+        tests=(_NOTIFIED + "test_who_dies_before_it_is_taken_away_has_it_sent_again",),
+    ),
+    Rule(
+        section="notifications",
+        rule="Soft limits are on record with the spending that crosses them.",
+        file=_SQLITE,
+        old="                    chains.append(connection, mark.audit)\n",
+        new="                    pass\n",
+        tests=(_NOTIFIED + "test_a_soft_limit_is_told_of_when_it_is_crossed",),
     ),
 )

@@ -23,6 +23,7 @@ _COMMANDS = {
     "runs": ("runs", "What agents did: list, show."),
     "calls": ("calls", "What was called, what is in doubt: list, show, duplicates, resolve."),
     "approvals": ("approvals", "What waits for approval: list, show, approve, deny, edit, watch."),
+    "notifications": ("notifications", "What hooks were told, and did not take: list, retry, drop."),
     "compensate": ("compensate", "Undo a run, also a completed one, or one call of it."),
     "recover": ("recover", "Go on after processes that died: hold or undo their runs, finish their rollbacks."),
     "budgets": ("budgets", "What may be used, and what is: list, set, fsck."),

@@ -16,6 +16,7 @@ from sagaspan.ledger.records import CallState
 
 if TYPE_CHECKING:
     from sagaspan import CallInfo, Guard, Recovery, RunInfo
+    from sagaspan._engine import Engine
 
 _NOT_SENT: Final = (CallState.SCHEDULED, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN)
 _WORDS: Final = {
@@ -108,7 +109,9 @@ class _Work:
             engine = guard._engine  # noqa: SLF001 - the same house
             recoverer = Recoverer(engine, SYNC, progress=self._progress, stop=self._stopping.is_set)
             try:
+                _tell(engine)  # so that hooks know where to begin, if they are new
                 reports.append(run_sync(recoverer(**self._options, watch=watch)))
+                _tell(engine)
             finally:
                 close()
         return merged(reports)
@@ -156,6 +159,12 @@ class _Work:
             say("Held runs go on when they are entered again with the same id: sagaspan runs list --status held")
         counts = {_COUNTED.get(name, name): len(found) for name, found in asdict(report).items() if found}
         say(", ".join(f"{name} {count}" for name, count in counts.items()))
+
+
+def _tell(engine: Engine) -> None:
+    """Send the notifications that are due."""
+    if engine.notifier is not None:
+        engine.notifier.round()
 
 
 def _missing(run: RunInfo) -> set[str]:

@@ -60,7 +60,7 @@ def status(context: click.Context, settings: Settings, namespace: str | None) ->
     store = settings.open_store()
     items = [
         *_approval_items(store, namespace), *_run_items(store, namespace), *_call_items(store, namespace),
-        *_incidents(store, namespace),
+        *_incidents(store, namespace), *_undelivered(store, namespace),
     ]  # fmt: skip
     if settings.as_json:
         emit_json(items)
@@ -172,6 +172,16 @@ def _incidents(store: Any, namespace: str | None) -> Iterator[Item]:
         yield Item(
             kind="call", id=call.id, namespace=call.namespace, what=call.tool, state=call.state, why=why,
             next=next_commands(call)[0],
+        )  # fmt: skip
+
+
+def _undelivered(store: Any, namespace: str | None) -> Iterator[Item]:
+    """Notifications that were given up."""
+    for dead in store.deliveries(namespace=namespace, dead=True, limit=_LIMIT):
+        yield Item(
+            kind="notification", id=dead.id, namespace=dead.namespace, what=f"{dead.kind} of {dead.about}",
+            state="undelivered", why=f"{dead.hook} did not take it in {dead.attempts} attempts: {dead.error}",
+            next=f"sagaspan notifications retry {dead.id}",
         )  # fmt: skip
 
 

@@ -37,13 +37,15 @@ _all: Final[weakref.WeakSet[Lease]] = weakref.WeakSet()
 class Lease:
     """This process's lease on one ledger.
 
-    ``settle`` saves what could not be saved when it ended; ``forked`` tells a child to forget its parent's work.
+    ``settle`` saves what could not be saved when it ended; ``forked`` tells a child to forget its parent's work;
+    ``began`` is told whenever it is renewed for a claim.
     """
 
     def __init__(self, store: Store) -> None:
         self.settle: Callable[[], None] = lambda: None
         self.forked: list[Callable[[], None]] = []
         self.behind = False
+        self.began: Callable[[], None] = lambda: None
         self.seconds = _seconds()
         self._store = store
         self._fresh_until = 0.0
@@ -69,6 +71,7 @@ class Lease:
             with self._lock:
                 self._renew()
             _watch(self)
+            self.began()
 
     def hurry(self) -> None:
         """Something could not be settled: try again soon."""

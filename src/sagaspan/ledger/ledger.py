@@ -63,7 +63,7 @@ from sagaspan.ledger.resolution import (
     RESENT,
     permitted,
 )
-from sagaspan.ledger.soft_limits import tell
+from sagaspan.ledger.soft_limits import marked, tell
 from sagaspan.ledger.store import (
     ApprovalChange,
     Barrier,
@@ -579,6 +579,8 @@ class Ledger:
         )
         spent = spent or spent_by(call, after, ended.value)
         changes = settling(record, CallChange(after, audit, record.version), spent)
+        if self._limits.marks_soft:
+            changes = marked(call, self._limits, changes)
         after = _booked_in(changes, after)
         try:
             commit = self._store.commit(changes, synced=False)

@@ -75,12 +75,16 @@ class _Known(NamedTuple):
 
 
 class Limits:
-    """The budgets of one guard over one store, as far as this process knows them."""
+    """The budgets of one guard over one store, as far as this process knows them.
+
+    ``marks_soft``: soft limits that are crossed go on record, because somebody is to be told.
+    """
 
     def __init__(self, store: Store, namespace: str, declared: BudgetBook) -> None:
         self._store = store
         self._namespace = namespace
         self._declared = declared
+        self.marks_soft = False
         self._take(0, _NO_BOOK)
 
     def _take(self, version: int, set_: BudgetBook) -> None:

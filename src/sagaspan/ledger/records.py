@@ -241,6 +241,26 @@ class ChainedRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryRecord:
+    """A notification that is to be delivered to one hook. ``id`` is what its receiver tells it from others by.
+
+    ``payload`` is JSON; ``about`` says for people what it is about. ``dead``: it was tried often enough.
+    """
+
+    id: str
+    namespace: str
+    hook: str
+    kind: str
+    about: str
+    payload: str
+    attempts: int = 0
+    next_us: int
+    error: str | None = None
+    dead: bool = False
+    created_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
     """Until when a process answers for its open calls and runs. ``beats`` counts renewals.
 

@@ -6,17 +6,23 @@ that of all processes together one sees a crossing.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sagaspan import _metrics as metrics
+from sagaspan import _owner as owner
 from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._call import Call
+from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, show_amount
 from sagaspan.budget import Budget
 from sagaspan.ledger.limits import Limits
-from sagaspan.ledger.store import Change, SpendChange
+from sagaspan.ledger.notices import SOFT_LIMIT
+from sagaspan.ledger.records import NO_RUN, AuditRow
+from sagaspan.ledger.store import Change, Mark, SpendChange
 
 _log = logging.getLogger("sagaspan")
 
@@ -30,6 +36,35 @@ def tell(call: Call, limits: Limits, changes: Sequence[Change], used: Sequence[i
         if budget is not None:
             for percent in _crossed(budget, after - change.spent, after):
                 _tell(call, change.record.scope, budget, percent)
+
+
+def marked(call: Call, limits: Limits, changes: Sequence[Change]) -> list[Change]:
+    """``changes`` with a row of the audit trail for each soft limit that they may cross, for who is to be told."""
+    return [
+        replace(change, marks=_marks(call, limits, change)) if isinstance(change, SpendChange) else change
+        for change in changes
+    ]
+
+
+def _marks(call: Call, limits: Limits, change: SpendChange) -> tuple[Mark, ...]:
+    budget = limits.budget_for(call, change.record) if change.spent else None
+    if budget is None:
+        return ()
+    percents = {*budget.soft} if budget.hard else {*budget.soft, 100}
+    return tuple(
+        Mark(-(-percent * budget.limit // 100), _row(call, change, budget, percent)) for percent in sorted(percents)
+    )
+
+
+def _row(call: Call, change: SpendChange, budget: Budget, percent: int) -> AuditRow:
+    said = {
+        "namespace": call.run.namespace, "run": call.run.id, "scope": change.record.scope, "budget": str(budget),
+        "percent": percent, "next": "sagaspan budgets list",
+    }  # fmt: skip
+    return AuditRow(
+        at_us=now_us(), namespace=call.run.namespace, run_id=NO_RUN, call_id=None, event=SOFT_LIMIT, from_state=None,
+        to_state=SOFT_LIMIT, actor=owner.this_process(), detail=json.dumps(said),
+    )  # fmt: skip
 
 
 def _crossed(budget: Budget, before: int, after: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from sagaspan.ledger.records import (
     CallRecord,
     CallState,
     ChainedRow,
+    DeliveryRecord,
     LeaseRecord,
     LimitRecord,
     LockRecord,
@@ -99,6 +100,25 @@ class NonceChange:
 
 
 @dataclass(frozen=True, slots=True)
+class HookChange:
+    """A hook has read the audit trail up to row ``cursor``, if that was ``expected`` before (None: it is new)."""
+
+    namespace: str
+    name: str
+    cursor: int
+    expected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryChange:
+    """Add what is to be delivered (``expected_attempts`` None), save an attempt if no other was made, or delete it."""
+
+    record: DeliveryRecord
+    expected_attempts: int | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReserveChange:
     """Reserve ``amount`` of the budget that ``record`` names, if it fits under its ``cap`` with what is used of it.
 
@@ -107,6 +127,14 @@ class ReserveChange:
 
     record: BudgetRecord
     amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A soft limit: ``audit`` is written with the change that takes what is used from below ``at`` to it or beyond."""
+
+    at: int
+    audit: AuditRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +147,7 @@ class SpendChange:
     record: BudgetRecord
     reserved: int
     spent: int
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +196,8 @@ Conditional = (
     | LockChange
     | ApprovalChange
     | NonceChange
+    | HookChange
+    | DeliveryChange
     | Barrier
     | ReserveChange
     | UsageChange
@@ -255,6 +286,26 @@ class Store(Protocol):
 
     def renew(self, lease: LeaseRecord) -> None:
         """Save a lease under its owner, one beat after the last; durable at the latest with the next synced commit."""
+
+    def newest_audit(self) -> int:
+        """The number of the newest audit row of the ledger, 0 if there is none."""
+
+    def hook_cursor(self, namespace: str, name: str) -> int | None:
+        """How far a hook has read the audit trail; None if it is new."""
+
+    def events(self, namespace: str, after: int, upto: int) -> list[tuple[int, AuditRow]]:
+        """The audit rows of a namespace, by number, that somebody may be told of, after one row and up to another."""
+
+    def deliveries(
+        self,
+        *,
+        namespace: str | None = None,
+        hooks: Sequence[str] | None = None,
+        due_us: int | None = None,
+        dead: bool | None = None,
+        limit: int = 100,
+    ) -> list[DeliveryRecord]:
+        """What is to be delivered, the oldest first: of some hooks, due by then, dead or not (None: all)."""
 
     def forget_leases(self, before_us: int) -> None:
         """Forget leases that ended before ``before_us`` and cover nothing any more."""

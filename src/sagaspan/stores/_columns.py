@@ -15,6 +15,7 @@ from sagaspan.ledger.records import (
     BudgetRecord,
     CallRecord,
     CallState,
+    DeliveryRecord,
     LeaseRecord,
     LimitRecord,
     LockRecord,
@@ -33,6 +34,7 @@ LOCK_COLUMNS: Final = tuple(field.name for field in fields(LockRecord))
 BUDGET_COLUMNS: Final = tuple(field.name for field in fields(BudgetRecord))
 LIMIT_COLUMNS: Final = tuple(field.name for field in fields(LimitRecord))
 APPROVAL_COLUMNS: Final = tuple(field.name for field in fields(ApprovalRecord))
+DELIVERY_COLUMNS: Final = tuple(field.name for field in fields(DeliveryRecord))
 USAGE_COLUMNS: Final = tuple(field.name for field in fields(UsageRecord))
 
 # What never changes after a record's first claim; all other columns are saved with every transition.
@@ -59,6 +61,7 @@ call_changes = attrgetter(*CALL_CHANGING, "id")
 run_values = attrgetter(*RUN_COLUMNS)
 run_changes = attrgetter(*RUN_CHANGING, "namespace", "id")
 audit_values = attrgetter(*AUDIT_COLUMNS)
+delivery_values = attrgetter(*DELIVERY_COLUMNS)
 lease_values = attrgetter(*LEASE_COLUMNS)
 approval_values = attrgetter(*APPROVAL_COLUMNS)
 approval_changes = attrgetter(*APPROVAL_CHANGING, "id")

@@ -28,6 +28,7 @@ from sagaspan.ledger.records import (
     CallRecord,
     CallState,
     ChainedRow,
+    DeliveryRecord,
     LeaseRecord,
     LimitRecord,
     LockRecord,
@@ -45,8 +46,10 @@ from sagaspan.ledger.store import (
     Change,
     Commit,
     Conditional,
+    DeliveryChange,
     Family,
     Forgotten,
+    HookChange,
     LimitChange,
     LockChange,
     NonceChange,
@@ -56,6 +59,7 @@ from sagaspan.ledger.store import (
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_audit as audit
 from sagaspan.stores import _sqlite_budgets as budgets
+from sagaspan.stores import _sqlite_notices as notices
 from sagaspan.stores._migrate import current_version, migrate, migrations
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 from sagaspan.stores._sqlite_audit import Chains
@@ -578,6 +582,36 @@ class SqliteStore:
             with self._connected() as connection:
                 connection.execute("rollback")
 
+    # -- notifications -------------------------------------------------------------------------------------
+
+    def newest_audit(self) -> int:
+        """The number of the newest audit row of the ledger, 0 if there is none."""
+        return int(self._fetch(notices.NEWEST, ())[0][0])
+
+    def hook_cursor(self, namespace: str, name: str) -> int | None:
+        """How far a hook has read the audit trail; None if it is new."""
+        return next((cursor for (cursor,) in self._fetch(notices.CURSOR, (namespace, name))), None)
+
+    def events(self, namespace: str, after: int, upto: int) -> list[tuple[int, AuditRow]]:
+        """See ``Store.events``."""
+        rows = self._fetch(notices.EVENTS, (namespace, after, upto))
+        return [(row[0], self._opened([columns.audit_row(row[1:])])[0]) for row in rows]
+
+    def deliveries(
+        self,
+        *,
+        namespace: str | None = None,
+        hooks: Sequence[str] | None = None,
+        due_us: int | None = None,
+        dead: bool | None = None,
+        limit: int = 100,
+    ) -> list[DeliveryRecord]:
+        """What is to be delivered, the oldest first; see ``Store.deliveries``."""
+        return [
+            notices.delivery(row)
+            for row in self._fetch(*notices.deliveries_query(namespace, hooks, due_us, dead, limit))
+        ]
+
     # -- forgetting ----------------------------------------------------------------------------------------
 
     def old_runs(
@@ -846,6 +880,9 @@ def _save_all(connection: sqlite3.Connection, request: _Request, chains: Chains)
     for change in request.changes:
         if isinstance(change, SpendChange):
             used.append(budgets.spend(connection, change))
+            for mark in change.marks:
+                if used[-1] - change.spent < mark.at <= used[-1]:
+                    chains.append(connection, mark.audit)
         elif not _save(connection, change, chains):
             chains.forget()  # what it appended is rolled back
             return Commit(change)
@@ -868,6 +905,10 @@ def _save(connection: sqlite3.Connection, change: Conditional, chains: Chains) -
     if isinstance(change, NonceChange):
         connection.execute("delete from nonces where until_us <= ?", (change.now_us,))
         return connection.execute(_USE_NONCE, (change.namespace, change.id, change.until_us)).rowcount == 1
+    if isinstance(change, HookChange):
+        return notices.save_hook(connection, change)
+    if isinstance(change, DeliveryChange):
+        return notices.save_delivery(connection, change)
     if isinstance(change, Barrier):
         found = connection.execute(_OPEN_STEP, (change.namespace, change.run_id))
         return all(step in change.but for (step,) in found)
