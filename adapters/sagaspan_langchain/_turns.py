@@ -27,6 +27,7 @@ from langgraph.types import Command, StateSnapshot
 from sagaspan import Budget, Run, StoreUnavailable
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
+from sagaspan_langchain._models import provider_failed
 from sagaspan_langchain._reach import Scope
 
 T = TypeVar("T")
@@ -197,6 +198,8 @@ class Turn:
         paused = isinstance(shown, _PAUSES) or (shown is None and self._watch.paused)
         if paused and (self._joined is None or not self._nested):
             self._run.pause()
+        if shown is not None and self._has_history and self._joined is None and provider_failed(shown):
+            self._run.can_resume_after(shown)
         return None if isinstance(shown, GraphBubbleUp) else shown
 
 

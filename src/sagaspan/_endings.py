@@ -45,13 +45,15 @@ def ending_of(
     pivoted: bool = False,
     on_interrupt: str,
     on_budget: str = "compensate",
+    resumable: bool = False,
 ) -> Ending:
     """What becomes of a run that ``error`` (or nothing) leaves.
 
     ``unresolved``: a declared write may or may not have happened, so nothing is compensated by a guess. Where none
     is, a ``ToolTimeout`` is an error like others: it was a read, or a probe found out. ``unsent``: a deferred call
     that ``commit()`` let go could not be sent; only an abort gives up what was committed. ``pivoted``: its pivot is
-    done, so it only goes forward; an abort undoes what came after that.
+    done, so it only goes forward; an abort undoes what came after that. ``resumable``: the framework can go on where
+    ``error`` stopped it, so it is an interruption like others.
     """
     error = _deciding(error)
     if paused or isinstance(error, ApprovalPending):
@@ -67,7 +69,7 @@ def ending_of(
         return Ending(event=RunEvent.HOLD, reason=reason)
     if not aborted and isinstance(error, _STOPS) and on_budget == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)
-    if not aborted and isinstance(error, _INTERRUPTIONS) and on_interrupt == "hold":
+    if not aborted and (resumable or isinstance(error, _INTERRUPTIONS)) and on_interrupt == "hold":
         return Ending(event=RunEvent.HOLD, reason=reason)
     if unresolved:
         return Ending(event=RunEvent.HOLD, reason=reason)

@@ -106,6 +106,7 @@ class Run:
         self._aborted: str | None = None
         self._doomed: BaseException | None = None
         self._paused = False
+        self._resumable: BaseException | None = None
         self._uncertain = False
         self._doubtful: tuple[CallRecord, ...] = ()
         self._only_read = True
@@ -257,6 +258,10 @@ class Run:
     def go_on(self) -> None:
         """The agent that was paused in this block goes on in it (for adapters)."""
         self._paused = False
+
+    def can_resume_after(self, error: BaseException) -> None:
+        """Leaving by ``error`` interrupts the run: its framework goes on where that stopped it (for adapters)."""
+        self._resumable = error
 
     def answered_elsewhere(self, tool_call_ids: Collection[str], until: dt.datetime | None = None) -> None:
         """Recorded calls that the framework's own checkpoint answers: an equal call is the next one (for adapters).
@@ -598,6 +603,7 @@ class Run:
             pivoted=pivoted,
             on_interrupt=self.record.on_interrupt,
             on_budget=self._on_budget,
+            resumable=error is not None and error is self._resumable,
         )
 
     async def _end(self, error: BaseException | None, backend: Backend, until: float) -> Undone | None:

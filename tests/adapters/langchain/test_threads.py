@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
 from sagaspan import Guard, RunClosed, StoreUnavailable
-from tests.adapters.langchain.scripts import ask, calls_of, model, on, states, steps_of
+from tests.adapters.langchain.scripts import ScriptedModel, ask, calls_of, model, on, states, steps_of
 
 World = list[Any]
 
@@ -289,3 +290,62 @@ def test_an_agent_that_only_reads_goes_on_while_the_store_is_down(tmp_path: Path
     with pytest.raises(StoreUnavailable):
         guard.wrap(desk.agent(("book", {"city": "A"})), policies).invoke(ask(), on("u"))
     assert world == [("look", "A"), ("look", "A")]
+
+
+# -- a provider that fails -------------------------------------------------------------------------------------
+
+
+class Flaky(ScriptedModel):
+    """Follows its script, but its provider is away for one request."""
+
+    away_at: int = 1
+
+    def _generate(self, messages: list[Any], *args: Any, **options: Any) -> Any:
+        asked = self.away_at
+        if sum(isinstance(message, AIMessage) for message in messages) == asked:
+            self.away_at = -1
+            raise ConnectionResetError("the provider is away")
+        return super()._generate(messages, *args, **options)
+
+
+def _flaky(desk: Desk, **options: Any) -> Any:
+    script = [[("book", {"city": "A"})], [("charge", {"amount": 1.0})]]
+    return create_agent(Flaky(script=script), desk.tools, **options)
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_a_provider_that_fails_interrupts_a_turn_that_can_go_on(
+    guard: Guard, desk: Desk, world: World, way: str
+) -> None:
+    """Under a checkpointer nothing is undone: ``None`` goes on at the request that failed, in the same run."""
+    agent = guard.wrap(_flaky(desk, checkpointer=InMemorySaver()), desk.policies)
+    with pytest.raises(ConnectionResetError) as caught:
+        agent.invoke(ask(), on("t")) if way == "invoke" else await agent.ainvoke(ask(), on("t"))
+    assert type(caught.value) is ConnectionResetError
+    assert (world, states(guard)) == ([("book", "A")], {"t/1": "held"})
+    agent.invoke(None, on("t")) if way == "invoke" else await agent.ainvoke(None, on("t"))
+    assert (world, states(guard)) == ([("book", "A"), ("charge", 1.0)], {"t/1": "completed"})
+
+
+def test_without_a_checkpointer_it_is_an_error_like_others(guard: Guard, desk: Desk, world: World) -> None:
+    """Nobody can go on where it stopped, so what was done is undone."""
+    with pytest.raises(ConnectionResetError):
+        guard.wrap(_flaky(desk), desk.policies).invoke(ask(), on("t"))
+    assert (world, states(guard)) == ([("book", "A"), ("cancel", "B-A")], {"t/1": "compensated"})
+
+
+def test_whoever_wants_it_undone_says_so(guard: Guard, desk: Desk, world: World) -> None:
+    """``on_interrupt="compensate"`` holds for a provider that fails too."""
+    agent = guard.wrap(_flaky(desk, checkpointer=InMemorySaver()), desk.policies, on_interrupt="compensate")
+    with pytest.raises(ConnectionResetError):
+        agent.invoke(ask(), on("t"))
+    assert (world, states(guard)) == ([("book", "A"), ("cancel", "B-A")], {"t/1": "compensated"})
+
+
+def test_a_tool_that_fails_is_not_the_provider(guard: Guard, desk: Desk, world: World) -> None:
+    """An error of a tool undoes the turn, also where a checkpointer could go on."""
+    desk.declines = True
+    agent = guard.wrap(desk.agent(("book", {"city": "A"}), ("charge", {"amount": 1.0})), desk.policies)
+    with pytest.raises(Declined):
+        agent.invoke(ask(), on("t"))
+    assert states(guard) == {"t/1": "compensated"}
