@@ -8,13 +8,15 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
+from langchain_core.tools import Tool as SingleInputTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from sagaspan import ConfigurationError
 from sagaspan_langchain._marks import own_class
@@ -24,7 +26,14 @@ _PACKAGES: Final = ("langchain-core", "langgraph", "langgraph-prebuilt")
 
 try:
     from langgraph._internal._config import ensure_config, merge_configs
-    from langgraph._internal._constants import CONFIG_KEY_TASK_ID
+    from langgraph._internal._constants import (
+        CONFIG_KEY_CHECKPOINT_NS,
+        CONFIG_KEY_CHECKPOINTER,
+        CONFIG_KEY_SCRATCHPAD,
+        CONFIG_KEY_TASK_ID,
+        INTERRUPT,
+    )
+    from langgraph._internal._scratchpad import PregelScratchpad
     from langgraph.prebuilt import ToolNode
     from langgraph.pregel import Pregel
 
@@ -50,6 +59,10 @@ def _lacking() -> Iterator[str]:
     node = ToolNode([])
     if not isinstance(getattr(node, "_tools_by_name", None), dict):
         yield "ToolNode._tools_by_name is gone"
+    if not hasattr(node, "_parse_input"):
+        yield "ToolNode._parse_input is gone"
+    if not {"resume", "get_null_resume"} <= set(PregelScratchpad.__annotations__):
+        yield "the scratchpad of LangGraph's tasks has changed"
     if not _runs_itself(node):
         yield "ToolNode.func is not its own method any more"
     if not {"nodes", "stream", "astream", "get_name"} <= {*dir(Pregel), *Pregel.__annotations__}:
@@ -103,17 +116,118 @@ def tools_of(node: ToolNode) -> Mapping[str, BaseTool]:
     return node.tools_by_name
 
 
-def with_tools(node: ToolNode, tools: dict[str, BaseTool]) -> ToolNode:
-    """A copy of ``node`` that holds ``tools``; everything else is shared with the original."""
+def calls_of(node: ToolNode, given: Any) -> list[Any]:
+    """The tool calls in the input of a node, in their order; none if it is no input of such a node."""
+    try:
+        calls: list[Any] = node._parse_input(given)[0]  # noqa: SLF001 - the reason for this module
+    except (ValueError, TypeError, KeyError, AttributeError):  # the node itself says so
+        return []
+    return calls
+
+
+def with_calls(node: ToolNode, given: Any, calls: Sequence[Any]) -> ToolNode:
+    """A copy of ``node`` for one input, which finds ``calls`` in it."""
+    kind = node._parse_input(given)[1]  # noqa: SLF001 - the reason for this module
+    clone = copy.copy(node)
+    clone.__dict__["_parse_input"] = lambda _: ([*calls], kind)
+    return clone
+
+
+def parsed(tool: BaseTool, args: Mapping[str, Any], call_id: str | None) -> tuple[tuple[Any, ...], Any] | None:
+    """What LangChain would call the body of ``tool`` with, without what it injects; None if it would refuse."""
+    if isinstance(tool, SingleInputTool):
+        return (next(iter(args.values()), ""),), {}
+    try:
+        if injected_among(tool, getattr(tool.args_schema, "model_fields", ())) - {"tool_call_id"}:
+            return (), _without_injected(tool.tool_call_schema, args)
+        return (), tool._parse_input(dict(args), call_id)  # noqa: SLF001 - the reason for this module
+    except Exception:  # noqa: BLE001 - the tool itself says so
+        return None
+
+
+def _without_injected(schema: Any, args: Mapping[str, Any]) -> dict[str, Any]:
+    """``args`` as the part of a schema reads them that the model sees, with its defaults."""
+    read = schema.model_validate(dict(args))
+    given = read.model_fields_set
+    return {
+        name: getattr(read, name) for name, one in schema.model_fields.items() if name in given or not one.is_required()
+    }
+
+
+def checkpointer_of(config: Mapping[str, Any]) -> Any:
+    """What saves the graph in whose task this config is in force, or None."""
+    found = config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINTER)
+    return found if isinstance(found, BaseCheckpointSaver) else None
+
+
+def answers_to(config: Mapping[str, Any]) -> list[Any]:
+    """The answers that the questions of the task in force get, in their order, as far as they are given."""
+    scratchpad = config.get("configurable", {}).get(CONFIG_KEY_SCRATCHPAD)
+    if scratchpad is None:
+        return []
+    latest = scratchpad.get_null_resume(False)
+    return [*scratchpad.resume, *([] if latest is None else [latest])]
+
+
+def shown_to(config: Mapping[str, Any]) -> Any:
+    """What the task in force asked when it paused, as its checkpoint has it; None if it did not."""
+    return _shown(config, checkpointer_of(config).get_tuple(_saved_under(config)))
+
+
+async def ashown_to(config: Mapping[str, Any]) -> Any:
+    """As ``shown_to``, in a running loop."""
+    return _shown(config, await checkpointer_of(config).aget_tuple(_saved_under(config)))
+
+
+def _saved_under(config: Mapping[str, Any]) -> RunnableConfig:
+    configurable = config["configurable"]
+    within = configurable.get(CONFIG_KEY_CHECKPOINT_NS, "").rpartition("|")[0]
+    return {"configurable": {"thread_id": configurable["thread_id"], CONFIG_KEY_CHECKPOINT_NS: within}}
+
+
+def _shown(config: Mapping[str, Any], saved: Any) -> Any:
+    task = config["configurable"].get(CONFIG_KEY_TASK_ID)
+    writes = [] if saved is None else saved.pending_writes or []
+    asked = [value for task_id, channel, value in writes if task_id == task and channel == INTERRUPT]
+    last = asked[-1] if asked else None
+    last = last[-1] if isinstance(last, list | tuple) and last else last
+    return getattr(last, "value", None)
+
+
+def principal_of(config: Mapping[str, Any]) -> str | None:
+    """Who answers, if LangGraph's server knows that: a name in a request would be no identity."""
+    found = config.get("configurable", {}).get("langgraph_auth_user_id")
+    return found if isinstance(found, str) and found else None
+
+
+def with_tools(
+    node: ToolNode,
+    tools: dict[str, BaseTool],
+    run: Callable[[ToolNode, Any, Any, Any], Any],
+    arun: Callable[[ToolNode, Any, Any, Any], Any],
+) -> ToolNode:
+    """A copy of ``node`` that holds ``tools`` and goes through ``run`` and ``arun``; it shares everything else."""
     if not _runs_itself(node):
         raise ConfigurationError(
             f"the tool node {node.name!r} runs a function of its own, which hides its tools; wrap its tools"
         )
     clone = copy.copy(node)
     clone._tools_by_name = tools  # noqa: SLF001 - the reason for this module
-    # The copy still holds bound methods of the original, which would look into the original's tools.
-    clone.func, clone.afunc = clone._func, clone._afunc  # noqa: SLF001 - the reason for this module
+    # The copy still holds bound methods of the original, which would look into the original's tools. LangGraph hands
+    # these arguments over by name.
+    clone.func = lambda input, config, runtime: run(clone, input, config, runtime)  # noqa: A006
+    clone.afunc = lambda input, config, runtime: arun(clone, input, config, runtime)  # noqa: A006
     return clone
+
+
+def run_node(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
+    """What ``node`` does with an input."""
+    return node._func(given, config, runtime)  # noqa: SLF001 - the reason for this module
+
+
+async def arun_node(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
+    """As ``run_node``, in a running loop."""
+    return await node._afunc(given, config, runtime)  # noqa: SLF001 - the reason for this module
 
 
 def _runs_itself(node: ToolNode) -> bool:

@@ -18,6 +18,7 @@ from langgraph.pregel import Pregel
 from sagaspan import ConfigurationError, Guard
 from sagaspan.adapters import PolicyBook
 from sagaspan_langchain import _compat
+from sagaspan_langchain._approvals import arun_step, run_step
 from sagaspan_langchain._marks import guard_of, subclass
 from sagaspan_langchain._reach import Scope, install
 from sagaspan_langchain._turns import Opening, Turn
@@ -96,9 +97,8 @@ class _Surgery:
 
     def _copied(self, step: Any) -> Any:
         if isinstance(step, ToolNode):
-            return _compat.with_tools(
-                step, {name: self.scope.tool(tool) for name, tool in _compat.tools_of(step).items()}
-            )
+            tools = {name: self.scope.tool(tool) for name, tool in _compat.tools_of(step).items()}
+            return _compat.with_tools(step, tools, run_step, arun_step)
         if not any(True for _ in _tool_nodes_in(step)):
             return step
         if isinstance(step, Pregel):

@@ -11,23 +11,32 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 
-from sagaspan import Guard, SagaspanError
-from sagaspan.adapters import told
+from sagaspan import ApprovalDenied, Guard, SagaspanError
+from sagaspan.adapters import approver_here, told
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
 from sagaspan_langchain._bodies import Body, BodyCall, Invocation, invocation_in_force
 from sagaspan_langchain._marks import subclass, twin
 
+_BODIES: Final = "__sagaspan_bodies__"
+
+
+def body_behind(tool: BaseTool, *, is_async: bool) -> Body | None:
+    """The body of a guarded tool that runs in an agent's step of that kind, or None if it is guarded elsewhere."""
+    sync, async_ = getattr(type(tool), _BODIES, (None, None))
+    body: Body | None = (async_ or sync) if is_async else sync
+    return body
+
 
 def guarded_twin(guard: Guard, tool: BaseTool, *, sync: Body | None, async_: Body | None) -> BaseTool:
     """``tool`` as an object of a class made for it; a body that is None stays as it is."""
     base = type(tool)
-    members: dict[str, Any] = {"run": _run_of(base), "arun": _arun_of(base)}
+    members: dict[str, Any] = {"run": _run_of(base), "arun": _arun_of(base), _BODIES: (sync, async_)}
     if sync is not None:
         members["_run"] = _body_run(guard, tool, sync)
     if async_ is not None:
@@ -95,12 +104,20 @@ def _answer(tool: BaseTool, invocation: Invocation, output: Any, failure: Except
         raise errors.leaving(invocation.ends) from None
     if failure is None:
         return output
+    if isinstance(failure, ApprovalDenied) and (response := _response(invocation)) is not None:
+        return ToolMessage(response, name=tool.name, tool_call_id=str(invocation.tool_call_id))
     data = told(failure) or invocation.data
     if data is None:
         raise errors.leaving(failure) if isinstance(failure, SagaspanError) else failure
     if invocation.tool_call_id is None:
         return data
     return ToolMessage(json.dumps(data), name=tool.name, tool_call_id=invocation.tool_call_id, status="error")
+
+
+def _response(invocation: Invocation) -> str | None:
+    """What a person answered in the place of the tool."""
+    responses: dict[str, str] = getattr(approver_here.get(), "responses", {})
+    return responses.get(invocation.tool_call_id or "")
 
 
 # -- the bodies ------------------------------------------------------------------------------------------------

@@ -12,9 +12,12 @@ from sagaspan.exceptions import ConfigurationError
 if TYPE_CHECKING:
     from sagaspan._call import Call
     from sagaspan._run import Run
+    from sagaspan.approvers import Approver
 
 current_run: ContextVar[Run | None] = ContextVar("sagaspan_run", default=None)
 current_call: ContextVar[Call | None] = ContextVar("sagaspan_call", default=None)
+approver_here: ContextVar[Approver | None] = ContextVar("sagaspan_approver", default=None)
+"""Who is asked in the place of the guard's approver: the framework whose step the call is made in."""
 
 
 _declaring: list[str] = []

@@ -22,16 +22,17 @@ from sagaspan._backends import SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
 from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation, compensation_of, name_of, same_callable, same_handler
-from sagaspan._context import check_may_start, current_call, current_run
+from sagaspan._context import approver_here, check_may_start, current_call, current_run
 from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._notifier import Notifier
 from sagaspan._policy_file import PolicyFile
 from sagaspan._probe import Probe
+from sagaspan._question import Asking, Question, asked
 from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._told import remember_call
 from sagaspan._tool import Tool, check_handlers, expectation
-from sagaspan.approvers import Approver
+from sagaspan.approvers import Approver, Inbox
 from sagaspan.budget import Budget
 from sagaspan.exceptions import (
     ApprovalPending,
@@ -133,6 +134,7 @@ class Engine:
         self.codec = codec
         self.approver = approver
         self._hooks = tuple(hooks)
+        self.approver_is_overridden = False
         self.namespace = namespace
         self.tracer = tracer_of(tracer_provider)
         self.tools: dict[str, Tool] = {}
@@ -198,6 +200,9 @@ class Engine:
             *self._innermost,
         ]
         self._onion = compose(layers, endpoint)
+        desk = Desk(self.store, self.digest, Inbox())
+        asking = Asking(self.store, desk, self.digest, endpoint.serve, self._plain_of)
+        self._asking = compose([EditsMiddleware(), *self._by_rules(endpoint.serve)], asking)
         # What a deferred call asks of the layers it was asked when it was scheduled.
         self._sending = compose([TelemetryMiddleware(self.tracer), *self._innermost], self._ledger.send)
 
@@ -391,6 +396,26 @@ class Engine:
         if policy.defer:
             run.waits_to_send()
         return result
+
+    def may_ask(self, tool: Tool) -> bool:
+        """Whether a framework is to ask about calls of ``tool``: not where a test says who is asked."""
+        return (bool(tool.gates) or self.policy is not None) and not self.approver_is_overridden
+
+    async def question(
+        self, tool: Tool, arguments: Mapping[str, Any], *, backend: Backend, origin: Origin = _NOWHERE
+    ) -> Question | None:
+        """What somebody is asked about such a call, made here next; None if nobody is, or it would be refused."""
+        if not self.may_ask(tool):
+            return None
+        run = self.run_in_force(backend, tool)
+        call = self._make(tool, arguments, {}, tool.invoke, backend, origin, run)
+        if run is not None:
+            run.did_not_happen(call)  # the call itself has this number
+        token = approver_here.set(None)
+        try:
+            return await asked(self._asking(call))
+        finally:
+            approver_here.reset(token)
 
     async def send(self, tool: Tool, record: CallRecord, run: RunRecord, backend: Backend) -> Result:
         """Send the deferred call ``record`` for ``run``, from its record alone; raises as ``Ledger.send``."""
@@ -739,12 +764,13 @@ class Engine:
     @contextlib.contextmanager
     def with_approver(self, approver: Approver | None) -> Iterator[None]:
         """Ask ``approver`` within the block."""
-        mine, self.approver = self.approver, approver
+        mine = self.approver, self.approver_is_overridden
+        self.approver, self.approver_is_overridden = approver, True
         self._fold()
         try:
             yield
         finally:
-            self.approver = mine
+            self.approver, self.approver_is_overridden = mine
             self._fold()
 
     @contextlib.contextmanager

@@ -35,6 +35,7 @@ from sagaspan._loops import check_loop
 from sagaspan._middleware import Middleware
 from sagaspan._policy_file import PolicyFile
 from sagaspan._prune import Pruned, Pruner, cutoff_us
+from sagaspan._question import Question
 from sagaspan._recovery import Recoverer, Recovery
 from sagaspan._run import Run
 from sagaspan._tool import MARK, Tool, tool_behind, tool_of
@@ -294,6 +295,21 @@ class Guard:
         """As ``call_tool`` in a running loop; ``invoke`` gives an awaitable if ``tool.is_async``."""
         origin = Origin(tool_call_id=tool_call_id, agent=agent)
         return await self._engine.call(tool, arguments, context={}, invoke=invoke, backend=ASYNCIO, origin=origin)
+
+    def may_ask(self, tool: Tool) -> bool:
+        """Whether somebody may be asked about calls of ``tool`` elsewhere than in the call itself (for adapters)."""
+        return self._engine.may_ask(tool)
+
+    def question(self, tool: Tool, arguments: Mapping[str, Any]) -> Question | None:
+        """What somebody is asked about a call of ``tool`` that is made here next; None if nobody is (for adapters).
+
+        What waits is left in the ledger as a request. Raises ``RunError`` or ``StoreError``.
+        """
+        return run_sync(self._engine.question(tool, arguments, backend=SYNC))
+
+    async def aquestion(self, tool: Tool, arguments: Mapping[str, Any]) -> Question | None:
+        """As ``question``, in a running loop."""
+        return await self._engine.question(tool, arguments, backend=ASYNCIO)
 
     # -- runs --------------------------------------------------------------------------------------------------
 
@@ -635,6 +651,10 @@ class Guard:
     def approvals(self) -> Approvals:
         """What waits for approval in this namespace, and deciding it."""
         return Approvals(self._store, self._engine.namespace, self._engine.digest)
+
+    def approvals_of(self, channel: str) -> Approvals:
+        """``approvals``, decided through ``channel`` (for adapters)."""
+        return Approvals(self._store, self._engine.namespace, self._engine.digest, channel=channel)
 
     @property
     def calls(self) -> Calls:

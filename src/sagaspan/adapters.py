@@ -9,10 +9,15 @@ An adapter is an object with ``knows(target)`` and
 from __future__ import annotations
 
 from sagaspan._adapters import Adapter
+from sagaspan._context import approver_here
 from sagaspan._guard import guard_function
 from sagaspan._llm import LlmCall
+from sagaspan._question import Question
 from sagaspan._told import told, told_of_tool
 from sagaspan._tool import Tool, tool_behind
 from sagaspan.policy import PolicyBook
 
-__all__ = ["Adapter", "LlmCall", "PolicyBook", "Tool", "guard_function", "told", "told_of_tool", "tool_behind"]
+__all__ = [
+    "Adapter", "LlmCall", "PolicyBook", "Question", "Tool", "approver_here", "guard_function", "told",
+    "told_of_tool", "tool_behind",
+]  # fmt: skip

@@ -122,6 +122,8 @@ _REQUESTS = "tests/llm/test_demands.py::"
 _METERING = "tests/llm/test_metering.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
+_THREADS: Final = "tests/adapters/langchain/test_threads.py::"
+_INTERRUPTS: Final = "tests/adapters/langchain/test_interrupts.py::"
 _CONTENT = "tests/adapters/functions/test_content.py::"
 
 _APPROVALS = "tests/test_approvals.py::"
@@ -1808,6 +1810,46 @@ RULES: Final[tuple[Rule, ...]] = (
         old="return original(_guarded(self), *args, **kwargs)\n\n    return call",
         new="return original(self, *args, **kwargs)\n\n    return call",
         tests=("tests/adapters/langchain/test_models.py::test_the_models_of_a_wrapped_agent_are_metered",),
+    ),
+    Rule(
+        section="design 3",
+        rule="An error of a model's provider undoes nothing where a checkpointer can go on.",
+        file="src/sagaspan/_endings.py",
+        old="(resumable or isinstance(error, _INTERRUPTIONS))",
+        new="isinstance(error, _INTERRUPTIONS)",
+        tests=(_THREADS + "test_a_provider_that_fails_interrupts_a_turn_that_can_go_on",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="The answer to LangGraph's interrupt counts only for the arguments that were shown.",
+        file="adapters/sagaspan_langchain/_approvals.py",
+        old="range(answers - is_shown)",
+        new="range(answers - 1)",
+        tests=(_INTERRUPTS + "test_an_answer_counts_only_for_what_was_shown",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="Calls of one task are asked about before any of them starts.",
+        file="adapters/sagaspan_langchain/_graphs.py",
+        old="_compat.with_tools(step, tools, run_step, arun_step)",
+        new="_compat.with_tools(step, tools, _compat.run_node, _compat.arun_node)",
+        tests=(_INTERRUPTS + "test_each_answer_is_for_its_call", _INTERRUPTS + "test_another_process_answers"),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="An edit to another tool is judged by the policy of that tool.",
+        file="adapters/sagaspan_langchain/_approvals.py",
+        old="if (question := judge(instead)) is not None:",
+        new="if False:",
+        tests=(_INTERRUPTS + "test_an_edit_to_another_tool_is_judged_by_the_policy_of_that",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="An answer to an approval is not taken for that to a tool's own question.",
+        file="adapters/sagaspan_langchain/_approvals.py",
+        old=" or bool(_ours(config))",
+        new="",
+        tests=(_INTERRUPTS + "test_a_question_of_a_tool_itself_gets_its_own_answer",),
     ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(

@@ -19,7 +19,7 @@ from sagaspan._call import Call
 from sagaspan._clock import monotonic, new_id, now_us
 from sagaspan._compensation import is_async_callable
 from sagaspan._console import Console, somebody_is_there
-from sagaspan._context import nothing_in_force
+from sagaspan._context import approver_here, nothing_in_force
 from sagaspan.approvers import LATER, Approve, Approver, Deny, Edit, Inbox
 from sagaspan.exceptions import (
     ApprovalDenied,
@@ -64,7 +64,7 @@ class Desk:
         Raises ``ApprovalDenied``, ``ApprovalExpired``, ``ApprovalPending``, ``KeyConflict`` or ``StoreError``.
         """
         record, digest = await call.io(self._request, call, plain)
-        approver = self._approver or self._default(call)
+        approver = approver_here.get() or self._approver or self._default(call)
         deadline = monotonic() + approver.wait
         pause = 0.05
         while record.state is ApprovalState.PENDING and record.digest == digest:

@@ -1,0 +1,304 @@
+"""Approvals through LangGraph's ``interrupt()``: one request a task, asked before any tool of that task starts.
+
+Inside the tools it would be too late: LangGraph matches answers to questions by their order within a task, and tools
+that run side by side have none. The request and its answer have the shape of LangChain's human-in-the-loop middleware.
+It lists all calls of the task that somebody is asked about, also those decided elsewhere meanwhile, so that positions
+stay what they were; the ledger keeps the first decision. An answer counts only for exactly the arguments that were
+shown: it goes by the digest of its question.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, NotRequired
+
+from annotated_types import Len
+from langchain_core.tools import BaseTool
+from langgraph.prebuilt import ToolNode
+from langgraph.types import interrupt
+from typing_extensions import TypedDict
+
+from sagaspan import ApprovalRequest, Approve, Deny, Edit, Guard
+from sagaspan.adapters import Question, approver_here
+from sagaspan.approvers import LATER
+from sagaspan_langchain import _compat
+from sagaspan_langchain._bodies import Body
+from sagaspan_langchain._marks import guard_of
+from sagaspan_langchain._subclasses import body_behind
+
+CHANNEL: Final = "langgraph"
+DIGESTS: Final = "digests"
+ALLOWED: Final = ("approve", "edit", "reject", "respond")
+
+
+class Action(TypedDict):
+    """The call that shall be made instead."""
+
+    name: str
+    args: dict[str, Any]
+
+
+class ApproveDecision(TypedDict):
+    """Yes."""
+
+    type: Literal["approve"]
+
+
+class EditDecision(TypedDict):
+    """Yes, but like this."""
+
+    type: Literal["edit"]
+    edited_action: Action
+
+
+class RejectDecision(TypedDict):
+    """No; the message is told to the model."""
+
+    type: Literal["reject"]
+    message: NotRequired[str]
+
+
+class RespondDecision(TypedDict):
+    """No call: this is its answer."""
+
+    type: Literal["respond"]
+    message: str
+
+
+Decision = ApproveDecision | EditDecision | RejectDecision | RespondDecision
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """One call of a task that its policy asks about."""
+
+    call: dict[str, Any]
+    tool: BaseTool
+    question: Question
+
+
+@dataclass(slots=True, kw_only=True)
+class Answers:
+    """What was answered, for the guard: an ``Approver`` of the calls of one task. Each answer is used once."""
+
+    by: str | None = None
+    channel: str = CHANNEL
+    wait: float = 0.0
+    responses: dict[str, str] = field(default_factory=dict)
+    _by_digest: dict[str, list[Approve | Deny | Edit]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def say(self, digest: str, answer: Approve | Deny | Edit) -> None:
+        """``answer`` is that to the question with this digest."""
+        self._by_digest.setdefault(digest, []).append(answer)
+
+    def decide(self, request: ApprovalRequest, /) -> Any:
+        """The answer to exactly this question; what nobody was shown waits."""
+        with self._lock:
+            said = self._by_digest.get(request.digest)
+            return said.pop(0) if said else LATER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The calls of a task as they shall be made, and who answers for them."""
+
+    calls: Sequence[dict[str, Any]]
+    answers: Answers
+
+
+def run_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
+    """What a node of guarded tools does with an input, once it is known who agrees."""
+    step = ask(node, given, config)
+    if step is None:
+        return _compat.run_node(node, given, config, runtime)
+    token = approver_here.set(step.answers)
+    try:
+        return _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
+    finally:
+        approver_here.reset(token)
+
+
+async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
+    """As ``run_step``, in a running loop."""
+    step = await aask(node, given, config)
+    if step is None:
+        return await _compat.arun_node(node, given, config, runtime)
+    token = approver_here.set(step.answers)
+    try:
+        return await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
+    finally:
+        approver_here.reset(token)
+
+
+# -- asking ----------------------------------------------------------------------------------------------------
+
+
+def ask(node: ToolNode, given: Any, config: Mapping[str, Any]) -> Step | None:
+    """Ask about the calls of a task, if somebody is to be asked and a checkpointer can wait for the answer.
+
+    Raises LangGraph's interrupt, and pydantic's ``ValidationError`` for an answer that is none to this question.
+    """
+    if _compat.checkpointer_of(config) is None:
+        return None
+    calls = _compat.calls_of(node, given)
+    gated = _gated(node, calls, is_async=False)
+    found = [_asked(call, tool, guard.question(body.tool, args)) for call, tool, body, args, guard in gated]
+    asked = [one for one in found if one is not None]
+    if not _is_needed(asked, config):
+        return None
+    given_to_us = _ours(config)
+    decisions = _interrupt(asked, len(given_to_us), _compat.shown_to(config) if given_to_us else None)
+
+    def judge(call: dict[str, Any]) -> Question | None:
+        found = _gated(node, [call], is_async=False)
+        return next((guard.question(body.tool, args) for _, _, body, args, guard in found), None)
+
+    return _step(calls, asked, decisions, config, judge)
+
+
+async def aask(node: ToolNode, given: Any, config: Mapping[str, Any]) -> Step | None:
+    """As ``ask``, in a running loop."""
+    if _compat.checkpointer_of(config) is None:
+        return None
+    calls = _compat.calls_of(node, given)
+    gated = _gated(node, calls, is_async=True)
+    found = [_asked(call, tool, await guard.aquestion(body.tool, args)) for call, tool, body, args, guard in gated]
+    asked = [one for one in found if one is not None]
+    if not _is_needed(asked, config):
+        return None
+    given_to_us = _ours(config)
+    decisions = _interrupt(asked, len(given_to_us), await _compat.ashown_to(config) if given_to_us else None)
+    judged: dict[str, Question | None] = {}
+    for one, decision in zip(asked, decisions, strict=True):
+        if _is_other_tool(one, decision):
+            for call, _, body, args, guard in _gated(node, [_instead(one, decision)], is_async=True):
+                judged[call["id"]] = await guard.aquestion(body.tool, args)
+    return _step(calls, asked, decisions, config, lambda call: judged.get(call["id"]))
+
+
+Gated = tuple[dict[str, Any], BaseTool, Body, dict[str, Any], Guard]
+
+
+def _gated(node: ToolNode, calls: Sequence[dict[str, Any]], *, is_async: bool) -> list[Gated]:
+    """The calls of tools that this guard runs, with the arguments their bodies would get; wrong ones fail later."""
+    found: list[Gated] = []
+    for call in calls:
+        tool = _compat.tools_of(node).get(call["name"])
+        guard, body = guard_of(tool), None if tool is None else body_behind(tool, is_async=is_async)
+        if tool is None or guard is None or body is None or not guard.may_ask(body.tool):
+            continue
+        args = _compat.parsed(tool, call["args"], call["id"])
+        if args is not None:
+            found.append((call, tool, body, body.shape.split(*args)[0], guard))
+    return found
+
+
+def _asked(call: dict[str, Any], tool: BaseTool, question: Question | None) -> Asked | None:
+    return None if question is None else Asked(call=call, tool=tool, question=question)
+
+
+def _is_needed(asked: Sequence[Asked], config: Mapping[str, Any]) -> bool:
+    """Whether to interrupt: something waits, or an answer does, which else some tool's own question would get."""
+    if not asked:
+        return False
+    return any(one.question.request is not None for one in asked) or bool(_ours(config))
+
+
+def _ours(config: Mapping[str, Any]) -> list[Any]:
+    """The answers that are for this task's approvals: they come before those to what its tools ask themselves."""
+    return list(itertools.takewhile(_is_ours, _compat.answers_to(config)))
+
+
+def _is_ours(answer: Any) -> bool:
+    decisions = answer.get("decisions") if isinstance(answer, dict) else None
+    return isinstance(decisions, list) and all(
+        isinstance(one, dict) and one.get("type") in ALLOWED for one in decisions
+    )
+
+
+def _interrupt(asked: Sequence[Asked], answers: int, shown: Any) -> list[Decision]:
+    """The decisions; raises LangGraph's interrupt until the last of the ``answers`` is one to what was ``shown``."""
+    if isinstance(shown, dict) and DIGESTS in shown:
+        is_shown = shown[DIGESTS] == [one.question.digest for one in asked]
+    else:  # what was shown is answered, and the tools have asked something else since
+        is_shown = all(CHANNEL in one.question.channels for one in asked if one.question.request is not None)
+    for _ in range(answers - is_shown):  # to something else: calls that have changed since
+        interrupt(None)
+    exactly = Annotated[list[Decision], Len(len(asked), len(asked))]
+    HITLResponse = TypedDict("HITLResponse", {"decisions": exactly})  # noqa: UP013 - made for this question
+    answer: Any = interrupt(_request(asked), response_schema=HITLResponse)
+    decisions: list[Decision] = answer["decisions"]
+    return decisions
+
+
+def _request(asked: Sequence[Asked]) -> dict[str, Any]:
+    """The question, as LangChain's ``HITLRequest``; clients ignore the names that this has beside those."""
+    return {
+        "action_requests": [
+            {
+                "name": one.call["name"],
+                "args": one.question.arguments,
+                "description": "decided already" if one.question.request is None else one.question.request.text,
+            }
+            for one in asked
+        ],
+        "review_configs": [{"action_name": one.call["name"], "allowed_decisions": list(ALLOWED)} for one in asked],
+        "action_ids": [one.call["id"] for one in asked],
+        "approval_ids": [None if one.question.request is None else one.question.request.id for one in asked],
+        DIGESTS: [one.question.digest for one in asked],
+    }
+
+
+# -- what was answered -----------------------------------------------------------------------------------------
+
+
+def _step(
+    calls: Sequence[dict[str, Any]],
+    asked: Sequence[Asked],
+    decisions: Sequence[Decision],
+    config: Mapping[str, Any],
+    judge: Callable[[dict[str, Any]], Question | None],
+) -> Step:
+    by = _compat.principal_of(config)
+    answers = Answers(by=by)
+    made = list(calls)
+    for one, decision in zip(asked, decisions, strict=True):
+        if one.question.request is None:
+            continue
+        if decision["type"] == "edit" and _is_other_tool(one, decision):
+            instead = _instead(one, decision)
+            made[next(at for at, call in enumerate(calls) if call is one.call)] = instead
+            guard = guard_of(one.tool)
+            assert guard is not None  # noqa: S101 - it was asked about
+            why = f"{instead['name']!r} is called instead"
+            guard.approvals_of(CHANNEL).deny(one.question.request.id, why, by=by)
+            if (question := judge(instead)) is not None:
+                answers.say(question.digest, Approve(by=by))
+        else:
+            answers.say(one.question.digest, _answer(one, decision, by))
+            if decision["type"] == "respond":
+                answers.responses[one.call["id"]] = decision["message"]
+    return Step(calls=made, answers=answers)
+
+
+def _answer(one: Asked, decision: Decision, by: str | None) -> Approve | Deny | Edit:
+    if decision["type"] == "approve":
+        return Approve(by=by)
+    if decision["type"] == "edit":
+        return Edit({**one.question.arguments, **decision["edited_action"]["args"]}, by=by)
+    if decision["type"] == "respond":
+        return Deny("a person answered in the place of the tool", by=by)
+    return Deny(decision.get("message"), by=by)
+
+
+def _is_other_tool(one: Asked, decision: Decision) -> bool:
+    return decision["type"] == "edit" and decision["edited_action"]["name"] != one.call["name"]
+
+
+def _instead(one: Asked, decision: Decision) -> dict[str, Any]:
+    assert decision["type"] == "edit"  # noqa: S101 - see the caller
+    return {**one.call, **decision["edited_action"]}

@@ -1,0 +1,252 @@
+"""Approvals through LangGraph's interrupt: one question a task, answered for exactly what was shown, used once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, interrupt
+from pydantic import ValidationError
+
+from sagaspan import Guard
+from tests.adapters.langchain.scripts import Step, answers, ask, calls_of, model, on, states
+
+World = list[Any]
+APPROVE = {"type": "approve"}
+REJECT = {"type": "reject", "message": "too dear"}
+
+
+def _tools(world: World) -> list[Any]:
+    @tool
+    def pay(to: str, amount: int = 5) -> str:
+        """Pay."""
+        world.append(("pay", to, amount))
+        return f"paid {to}"
+
+    @tool
+    def refund(to: str, amount: int) -> str:
+        """Refund."""
+        world.append(("refund", to, amount))
+        return f"refunded {to}"
+
+    @tool
+    def look(what: str) -> str:
+        """Look."""
+        world.append(("look", what))
+        return "seen"
+
+    @tool
+    def confirm(question: str) -> str:
+        """Ask a person something else."""
+        world.append(("confirm", answer := interrupt(question)))
+        return str(answer)
+
+    return [pay, refund, look, confirm]
+
+
+POLICIES = {"pay": {"effect": "write", "approve": "amount > 3"}, "refund": {"effect": "write", "approve": True}}
+
+
+def _agent(world: World, *steps: Any, saver: Any = None) -> Any:
+    return create_agent(model(*steps), _tools(world), checkpointer=saver or InMemorySaver(), name="payer")
+
+
+def _shared(world: World, *steps: Any) -> Any:
+    """A graph of one's own, in which all calls of a message run in one task."""
+    chat = model(*steps)
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [chat.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode(_tools(world)))
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else "__end__")
+    graph.add_edge("tools", "model")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+def _decide(*decisions: Any) -> Command[Any]:
+    return Command(resume={"decisions": list(decisions)})
+
+
+PAY: Step = ("pay", {"to": "A"})
+
+
+def test_a_call_that_must_be_approved_pauses_the_agent(guard: Guard, world: World) -> None:
+    """The question has LangChain's shape, the arguments with their defaults, and stands in the ledger too."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    (asked,) = agent.invoke(ask(), on("t"))["__interrupt__"]
+    assert asked.value["action_requests"][0]["name"] == "pay"
+    assert asked.value["action_requests"][0]["args"] == {"to": "A", "amount": 5}
+    (config,) = asked.value["review_configs"]
+    assert config == {"action_name": "pay", "allowed_decisions": ["approve", "edit", "reject", "respond"]}
+    assert [request.id for request in guard.approvals.list()] == asked.value["approval_ids"]
+    assert (world, states(guard)) == ([], {"t/1": "paused"})
+    agent.invoke(_decide(APPROVE), on("t"))
+    assert (world, states(guard)) == ([("pay", "A", 5)], {"t/1": "completed"})
+    assert [request.state for request in guard.approvals.list(status=[])] == ["consumed"]
+
+
+async def test_the_same_awaited(guard: Guard, world: World) -> None:
+    """It holds for ``ainvoke`` alike."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    assert len((await agent.ainvoke(ask(), on("t")))["__interrupt__"]) == 1
+    assert world == []
+    await agent.ainvoke(_decide(APPROVE), on("t"))
+    assert world == [("pay", "A", 5)]
+
+
+def test_what_needs_no_approval_runs_at_once(guard: Guard, world: World) -> None:
+    """The expression of the policy says whom to ask about."""
+    guard.wrap(_agent(world, ("pay", {"to": "A", "amount": 3})), POLICIES).invoke(ask(), on("t"))
+    assert world == [("pay", "A", 3)]
+
+
+def test_a_no_is_told_to_the_model(guard: Guard, world: World) -> None:
+    """With the reason, as data; the agent goes on."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+    (told,) = answers(agent.invoke(_decide(REJECT), on("t")))
+    assert (told.status, world, states(guard)) == ("error", [], {"t/1": "completed"})
+    assert "too dear" in told.text
+
+
+def test_a_response_stands_in_the_place_of_the_tool(guard: Guard, world: World) -> None:
+    """The tool does not run; the model reads the person's answer."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+    (told,) = answers(agent.invoke(_decide({"type": "respond", "message": "I paid in cash"}), on("t")))
+    assert (told.text, told.status, world) == ("I paid in cash", "success", [])
+
+
+def test_an_edit_changes_the_arguments(guard: Guard, world: World) -> None:
+    """The tool runs with what the person wrote, once."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+    edit = {"type": "edit", "edited_action": {"name": "pay", "args": {"to": "B", "amount": 4}}}
+    agent.invoke(_decide(edit), on("t"))
+    assert (world, calls_of(guard, "t/1")[0].tool) == ([("pay", "B", 4)], "pay")
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_an_edit_to_another_tool_is_judged_by_the_policy_of_that(guard: Guard, world: World, way: str) -> None:
+    """It is a call of that tool, approved as such; the one that was asked for is denied, and does not run."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+    edit = _decide({"type": "edit", "edited_action": {"name": "refund", "args": {"to": "A", "amount": 9}}})
+    agent.invoke(edit, on("t")) if way == "invoke" else await agent.ainvoke(edit, on("t"))
+    assert world == [("refund", "A", 9)]
+    assert [call.tool for call in calls_of(guard, "t/1")] == ["refund"]
+    requests = {request.tool: request.state for request in guard.approvals.list(status=[])}
+    assert requests == {"pay": "denied", "refund": "consumed"}
+
+
+def test_an_edit_to_a_tool_that_two_must_approve_waits_for_the_second(guard: Guard, world: World) -> None:
+    """Whoever edits is one of those who must agree, no more."""
+    policies = {**POLICIES, "refund": {"effect": "write", "approve": True, "approval": {"approvers": 2}}}
+    agent = guard.wrap(_agent(world, PAY), policies)
+    agent.invoke(ask(), on("t"))
+    edit = _decide({"type": "edit", "edited_action": {"name": "refund", "args": {"to": "A", "amount": 9}}})
+    with pytest.raises(Exception, match="waits for approval"):
+        agent.invoke(edit, on("t"))
+    assert (world, states(guard)) == ([], {"t/1": "paused"})
+
+
+@pytest.mark.parametrize("build", [_agent, _shared])
+def test_each_answer_is_for_its_call(guard: Guard, world: World, build: Any) -> None:
+    """Calls of one message that run side by side get the answer to their own question, in LangGraph's order or not."""
+    agent = guard.wrap(build(world, [PAY, ("look", {"what": "x"}), ("refund", {"to": "B", "amount": 1})]), POLICIES)
+    asked = agent.invoke(ask(), on("t"))["__interrupt__"]
+    if build is _shared:
+        assert [one["name"] for one in asked[0].value["action_requests"]] == ["pay", "refund"]
+        assert world == []  # one question, before anything of the task has begun
+        resume: Any = _decide(REJECT, APPROVE)
+    else:
+        by_tool = {one.value["action_requests"][0]["name"]: one.id for one in asked}
+        answer = {"pay": REJECT, "refund": APPROVE}
+        resume = Command(resume={id_: {"decisions": [answer[name]]} for name, id_ in by_tool.items()})
+    agent.invoke(resume, on("t"))
+    assert sorted(world) == [("look", "x"), ("refund", "B", 1)]
+    assert states(guard) == {"t/1": "completed"}
+
+
+def test_two_equal_calls_are_two_questions(guard: Guard, world: World) -> None:
+    """Each is approved for itself; a no to the first is a no to these arguments in the run."""
+    policies = {"pay": {"approve": True}}
+    agent = guard.wrap(_shared(world, [PAY, PAY]), policies)
+    (asked,) = agent.invoke(ask(), on("t"))["__interrupt__"]
+    assert len(asked.value["action_requests"]) == 2
+    agent.invoke(_decide(APPROVE, APPROVE), on("t"))
+    assert world == [("pay", "A", 5)] * 2
+
+
+@pytest.mark.parametrize("wrong", ["yes", {"decisions": []}, {"decisions": [{"type": "maybe"}]}, [APPROVE], True])
+def test_a_wrong_answer_is_refused_and_the_right_one_works_then(guard: Guard, world: World, wrong: Any) -> None:
+    """An answer of another shape is an error of who gave it: the question stays open, and nothing ran."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+    with pytest.raises(ValidationError):
+        agent.invoke(Command(resume=wrong), on("t"))
+    assert world == []
+    agent.invoke(_decide(APPROVE), on("t"))
+    assert world == [("pay", "A", 5)]
+
+
+@pytest.mark.parametrize("answer", [APPROVE, REJECT])
+def test_an_answer_counts_only_for_what_was_shown(guard: Guard, world: World, answer: Any) -> None:
+    """Arguments that changed between the question and the answer are asked about anew."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+    message = agent.get_state(on("t")).values["messages"][-1]
+    (call,) = message.tool_calls
+    changed = AIMessage("", id=message.id, tool_calls=[{**call, "args": {"to": "the thief"}}])
+    agent.update_state(on("t"), {"messages": [changed]})
+    (asked,) = agent.invoke(_decide(APPROVE), on("t"))["__interrupt__"]
+    assert asked.value["action_requests"][0]["args"]["to"] == "the thief"
+    assert world == []
+    agent.invoke(_decide(answer), on("t"))
+    assert world == ([("pay", "the thief", 5)] if answer is APPROVE else [])
+
+
+def test_decided_elsewhere_none_goes_on(guard: Guard, world: World) -> None:
+    """The question is in the ledger: who approves it there need not answer the interrupt."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+    guard.approvals.approve(guard.approvals.list()[0].id, by="alice")
+    agent.invoke(None, on("t"))
+    assert (world, states(guard)) == ([("pay", "A", 5)], {"t/1": "completed"})
+
+
+@pytest.mark.parametrize("build", [_agent, _shared])
+def test_a_question_of_a_tool_itself_gets_its_own_answer(guard: Guard, world: World, build: Any) -> None:
+    """A tool that interrupts in its body, behind an approval: neither answer is taken for the other."""
+    policies = {**POLICIES, "confirm": {"approve": True}}
+    steps = [("pay", {"to": "A"}), ("confirm", {"question": "sure?"})]
+    agent = guard.wrap(build(world, steps if build is _shared else steps[1]), policies)
+    decisions = [APPROVE] * (2 if build is _shared else 1)
+    agent.invoke(ask(), on("t"))
+    (asked,) = agent.invoke(_decide(*decisions), on("t"))["__interrupt__"]
+    assert asked.value == "sure?"
+    agent.invoke(Command(resume="quite"), on("t"))
+    assert world == [*([("pay", "A", 5)] if build is _shared else []), ("confirm", "quite")]
+    assert states(guard) == {"t/1": "completed"}
+
+
+def test_without_a_checkpointer_the_guard_s_approver_is_asked(world: World, tmp_path: Any) -> None:
+    """An interrupt could never be answered there."""
+    guard = Guard(f"sqlite:///{tmp_path}/ledger.db", approver=lambda request: request.args["amount"] < 9)
+    agent = guard.wrap(create_agent(model(PAY), _tools(world)), POLICIES)
+    agent.invoke(ask(), on("t"))
+    assert world == [("pay", "A", 5)]
+
+
+def test_another_process_answers(guard: Guard, world: World) -> None:
+    """The question is in the checkpoint and in the ledger, not in an object: another agent over both goes on."""
+    saver = InMemorySaver()
+    guard.wrap(_agent(world, PAY, saver=saver), POLICIES).invoke(ask(), on("t"))
+    guard.wrap(_agent(world, PAY, saver=saver), POLICIES).invoke(_decide(APPROVE), on("t"))
+    assert world == [("pay", "A", 5)]
