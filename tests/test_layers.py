@@ -123,6 +123,8 @@ ALLOWED = {
     "_said": {"semconv", "_spans", "_live", "llm"},
     "_llm": DATA | {"ledger", "llm", "_headroom", "_outcome", "_reaper", "_said"},
     "_views": BASE | {"ledger", "_backends", "_probe", "_saga"},
+    "_anchors": {"exceptions", "ledger.chain"},
+    "_audit": BASE | {"ledger", "_backends", "_anchors"},
     "_adapters": {"exceptions", "_checks"},
     "_prune": BASE | {"ledger"},
     "_guard": DATA
@@ -141,6 +143,7 @@ ALLOWED = {
         "_views",
         "notify",
         "_approvals",
+        "_audit",
         "_llm",
         "_loops",
         "_defaults",

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sagaspan._audit import AuditReport
     from sagaspan._call import Call, Result
     from sagaspan._guard import Guard
     from sagaspan._middleware import CallNext, Middleware, compose
@@ -53,12 +54,14 @@ if TYPE_CHECKING:
         ToolTimeout,
     )
     from sagaspan.ledger.records import ApprovalState, CallInfo, CallState, RunInfo, RunState
+    from sagaspan.ledger.verifying import AuditFinding
     from sagaspan.notify import Notify
     from sagaspan.policy import Approval, Policy, Retry
     from sagaspan.telemetry import configure_tracing
     from sagaspan.webhooks import Webhook
 
 _HOMES = {
+    "sagaspan._audit": ("AuditReport",),
     "sagaspan._call": ("Call", "Result"),
     "sagaspan._guard": ("Guard",),
     "sagaspan._middleware": ("CallNext", "Middleware", "compose"),
@@ -73,6 +76,7 @@ _HOMES = {
     "sagaspan.notify": ("Notify",),
     "sagaspan.budget": ("Budget",),
     "sagaspan.ledger.records": ("ApprovalState", "CallInfo", "CallState", "RunInfo", "RunState"),
+    "sagaspan.ledger.verifying": ("AuditFinding",),
     "sagaspan.policy": ("Approval", "Policy", "Retry"),
     "sagaspan.telemetry": ("configure_tracing",),
     "sagaspan.exceptions": (
@@ -96,6 +100,8 @@ __all__ = [
     "ApprovalState",
     "Approve",
     "Approver",
+    "AuditFinding",
+    "AuditReport",
     "Budget",
     "BudgetExceeded",
     "Call",

@@ -22,6 +22,7 @@ from sagaspan import codecs
 from sagaspan._accounts import Accounts
 from sagaspan._adapters import find_adapter
 from sagaspan._approvals import Approvals
+from sagaspan._audit import Audit
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
 from sagaspan._checks import check_choice, check_codec, check_flag, check_mapping, check_name, check_seconds, described
@@ -655,6 +656,11 @@ class Guard:
     def approvals_of(self, channel: str) -> Approvals:
         """``approvals``, decided through ``channel`` (for adapters)."""
         return Approvals(self._store, self._engine.namespace, self._engine.digest, channel=channel)
+
+    @property
+    def audit(self) -> Audit:
+        """The audit trail of this namespace: whether it is as it was written, and a copy of it for others."""
+        return Audit(lambda: connect(self._store.url, create=False, migrate="check"), self._engine.namespace)
 
     @property
     def calls(self) -> Calls:

@@ -1,0 +1,469 @@
+"""``guard.audit``: whatever somebody does to the audit trail is found, and named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sagaspan import AuditReport, ConfigurationError, Guard
+from sagaspan.stores import connect
+from tests.conftest import Caller
+
+DOCS = Path(__file__).parents[1] / "docs" / "audit.md"
+COLUMNS = (
+    "at_us", "namespace", "run_id", "call_id", "approval_id", "event", "from_state", "to_state", "actor", "digest",
+    "detail", "number", "content", "hash",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ledger with a bit of everything: runs that ended in each way, an approval, calls outside a run, a limit."""
+    path = tmp_path_factory.mktemp("audit") / "ledger.db"
+    with Guard(f"sqlite:///{path}", approver=lambda request: True) as guard:
+        guard._store._never_sync = True  # type: ignore[attr-defined]
+        pay = guard.tool("pay", compensate=lambda result: None, approve="amount > 100")(lambda amount: f"p-{amount}")
+        look = guard.tool("look", effect="read")(lambda n: n)
+        with guard.run(id="order", input={"n": 1}) as run:
+            look(1)
+            pay(500)
+            run.output = "done"
+        with pytest.raises(LookupError), guard.run(id="undone"):
+            pay(5)
+            raise LookupError
+        look(2)
+        guard.set_budget("user:42", "50 USD/day")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("vacuum")
+        connection.execute("pragma wal_checkpoint(truncate)")
+    return path
+
+
+@pytest.fixture
+def ledger(written: Path, tmp_path: Path) -> Path:
+    """A copy of it to do something to."""
+    return Path(shutil.copy(written, tmp_path / "ledger.db"))
+
+
+def verified(path: Path, run: str | None = None, **how: Any) -> AuditReport:
+    return Guard(f"sqlite:///{path}").audit.verify(run, **how)
+
+
+def do(path: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
+    """Change the file behind everybody's back."""
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement, values)
+        connection.commit()
+
+
+def fetch(path: Path, query: str) -> list[Any]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def found(path: Path, **how: Any) -> set[tuple[str, int | None, str]]:
+    return {(one.run, one.number, str(one.problem)) for one in verified(path, **how).findings}
+
+
+def test_what_nobody_touched_is_as_it_was_written(ledger: Path) -> None:
+    """All rows are in chains, and records are what their history says."""
+    report = verified(ledger)
+    assert report.ok, report.findings
+    assert (report.rows, report.chains) == (fetch(ledger, "select count(*) from audit")[0][0], 4)
+    assert (report.outside, report.forgotten, report.anchored) == (0, 0, 0)
+    assert verified(ledger, "order").chains == 1
+
+
+# -- every single change -----------------------------------------------------------------------------------------------
+
+
+def _flipped(value: Any, at: int, bit: int) -> Any:
+    """``value`` with one bit of it flipped."""
+    if value is None:
+        return "x"
+    if isinstance(value, int):
+        return value ^ (1 << bit)
+    data = bytearray(value.encode() if isinstance(value, str) else value)
+    if not data:
+        return b"x" if isinstance(value, bytes) else "x"
+    data[at % len(data)] ^= 1 << bit
+    return bytes(data)
+
+
+@pytest.fixture(scope="module")
+def touched(written: Path) -> Iterator[Callable[..., tuple[Any, AuditReport]]]:
+    """Do something to one row of the ledger, verify, and take it back."""
+    rows = fetch(written, "select seq, run_id, number from audit order by seq")
+    copy = Path(shutil.copy(written, written.with_name("touched.db")))
+
+    def touch(which: int, change: Callable[[sqlite3.Connection, Any], None]) -> tuple[Any, AuditReport]:
+        row = rows[which % len(rows)]
+        shutil.copy(written, copy)
+        with closing(sqlite3.connect(copy)) as connection:
+            connection.text_factory = bytes
+            change(connection, row)
+            connection.commit()
+        return row, verified(copy)
+
+    yield touch
+    copy.unlink()
+
+
+quick = settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True, database=None
+)
+
+
+@quick
+@given(which=st.integers(0, 100), column=st.sampled_from(COLUMNS), at=st.integers(0, 300), bit=st.integers(0, 6))
+def test_a_flipped_bit_of_any_column_of_any_row_is_found(
+    touched: Any, which: int, column: str, at: int, bit: int
+) -> None:
+    """In the row that has it, or, of one that was moved to another chain, in the chain that lost it."""
+
+    def flip(connection: sqlite3.Connection, row: Any) -> None:
+        ((value,),) = connection.execute(f"select {column} from audit where seq = ?", (row[0],))
+        kept = value if isinstance(value, int) or column in ("content", "hash") else value and value.decode()
+        flipped = _flipped(kept, at, bit)
+        kind = "blob" if column in ("content", "hash") else "text"
+        marks = "?" if isinstance(flipped, int) else f"cast(? as {kind})"
+        connection.execute(f"update audit set {column} = {marks} where seq = ?", (flipped, row[0]))
+
+    (_, run, number), report = touched(which, flip)
+    named = {(one.run, each) for one in report.findings for each in _numbers(one)}
+    assert (run, number) in named or (number == 1 and any(one.run == run for one in report.findings)), report.findings
+
+
+def _numbers(found: Any) -> range:
+    return range(found.number, (found.until or found.number) + 1) if found.number is not None else range(0)
+
+
+@quick
+@given(which=st.integers(0, 100))
+def test_a_dropped_row_is_missed(touched: Any, which: int) -> None:
+    """By its number; the last of a chain by what its record says."""
+
+    def drop(connection: sqlite3.Connection, row: Any) -> None:
+        connection.execute("delete from audit where seq = ?", (row[0],))
+
+    (_, run, number), report = touched(which, drop)
+    if run == "":  # a chain of one row, of which no record says anything
+        assert report.ok
+        return
+    of_run = [one for one in report.findings if one.run == run]
+    assert any(one.problem == "record" or number in _numbers(one) for one in of_run), report.findings
+
+
+@quick
+@given(which=st.integers(0, 100), other=st.integers(0, 100))
+def test_two_rows_that_changed_places_are_found(touched: Any, which: int, other: int) -> None:
+    """Each of them by its number."""
+    swapped: list[Any] = []
+
+    def swap(connection: sqlite3.Connection, row: Any) -> None:
+        rows = connection.execute("select seq, number from audit where run_id = ? order by seq", (row[1],)).fetchall()
+        mine = next(one for one in rows if one[0] == row[0])
+        its = rows[other % len(rows)]
+        swapped.extend((mine[1], its[1]))
+        for old, new in ((mine[0], -1), (its[0], mine[0]), (-1, its[0])):
+            connection.execute("update audit set seq = ? where seq = ?", (new, old))
+
+    (_, run, _), report = touched(which, swap)
+    if swapped[0] == swapped[1]:
+        return
+    named = {each for one in report.findings if one.run == run for each in _numbers(one)}
+    assert set(swapped) <= named, report.findings
+
+
+@quick
+@given(which=st.integers(0, 100), after=st.integers(0, 100))
+def test_a_row_that_was_put_in_is_found(touched: Any, which: int, after: int) -> None:
+    """A copy of another one, at the end or with a number that was free."""
+
+    def insert(connection: sqlite3.Connection, row: Any) -> None:
+        names = ", ".join(COLUMNS)
+        seq = 1000 if after % 2 else "(select max(seq) + 1 from audit)"
+        connection.execute(f"insert into audit (seq, {names}) select {seq}, {names} from audit where seq = ?", row[:1])
+
+    (_, run, number), report = touched(which, insert)
+    assert any(one.run == run and one.number == number for one in report.findings), report.findings
+
+
+# -- without an anchor, and with one -----------------------------------------------------------------------------------
+
+
+def test_a_truncated_chain_is_found_by_its_records(ledger: Path) -> None:
+    """Who takes away the end of a history and leaves the records is caught by them."""
+    do(ledger, "delete from audit where run_id = 'undone' and number > 4")
+    report = verified(ledger)
+    assert {one.run for one in report.findings} == {"undone"}
+    assert any("its history ends with" in one.what for one in report.findings)
+
+
+def _rewritten(path: Path) -> None:
+    """What somebody can do who knows all of this and can write to the file: no trace of the run is left."""
+    for table in ("audit", "calls", "approvals", "usage"):
+        do(path, f"delete from {table} where run_id = 'order'")
+    do(path, "delete from runs where id = 'order'")
+
+
+def test_a_removed_run_needs_an_anchor(ledger: Path, tmp_path: Path) -> None:
+    """Without one nobody can tell; with one it is named."""
+    anchor = tmp_path / "anchor.jsonl"
+    assert verified(ledger, write_anchor=anchor).ok
+    assert anchor.stat().st_mode & 0o777 == 0o600
+    report = verified(ledger, anchor=anchor)
+    assert (report.ok, report.anchored) == (True, 4)
+    _rewritten(ledger)
+    assert verified(ledger).ok
+    assert found(ledger, anchor=anchor) == {("order", None, "truncated")}
+
+
+def test_a_chain_that_was_written_anew_needs_an_anchor(ledger: Path, tmp_path: Path) -> None:
+    """A history that holds together, but is another one."""
+    anchor = tmp_path / "anchor.jsonl"
+    verified(ledger, write_anchor=anchor)
+    _rewritten(ledger)
+    with Guard(f"sqlite:///{ledger}") as guard, guard.run(id="order"):
+        for n in range(8):
+            guard.tool("look", effect="read")(lambda n: n)(n)
+    assert verified(ledger).ok
+    ((run, _, problem),) = found(ledger, anchor=anchor)
+    assert (run, problem) == ("order", "replaced")
+
+
+def test_a_tail_that_was_taken_away_with_its_records_needs_an_anchor(ledger: Path, tmp_path: Path) -> None:
+    """The limit that somebody set is in no record's history."""
+    anchor = tmp_path / "anchor.jsonl"
+    verified(ledger, write_anchor=anchor)
+    do(ledger, "delete from audit where run_id = ''")
+    assert verified(ledger).ok
+    assert found(ledger, anchor=anchor) == {("", None, "truncated")}
+
+
+def test_what_goes_on_after_an_anchor_is_well(ledger: Path, tmp_path: Path) -> None:
+    """New rows and new runs are no change of the old ones."""
+    anchor = tmp_path / "anchor.jsonl"
+    verified(ledger, write_anchor=anchor)
+    with Guard(f"sqlite:///{ledger}") as guard:
+        guard.set_budget("user:7", "1 USD")
+        with guard.run(id="new"):
+            pass
+    assert verified(ledger, anchor=anchor).ok
+
+
+def test_no_anchor_is_written_of_what_is_not_well(ledger: Path, tmp_path: Path) -> None:
+    """It would say that it is."""
+    do(ledger, "update audit set actor = 'nobody' where number = 2")
+    anchor = tmp_path / "anchor.jsonl"
+    assert not verified(ledger, write_anchor=anchor).ok
+    assert not anchor.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]\n[]", '{"what": "x"}\n{}', "cut"])
+def test_what_is_no_anchor_is_refused(ledger: Path, tmp_path: Path, text: str) -> None:
+    """Also one that lost its end."""
+    anchor = tmp_path / "anchor.jsonl"
+    if text == "cut":
+        verified(ledger, write_anchor=anchor)
+        text = "\n".join(anchor.read_text().splitlines()[:-1])
+    anchor.write_text(text)
+    with pytest.raises(ConfigurationError, match="no anchor"):
+        verified(ledger, anchor=anchor)
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("update calls set state = 'failed' where tool = 'pay' and run_id = 'order'", "ends with done"),
+        ("update calls set arguments = replace(arguments, '500', '50') where run_id = 'order'", "arguments"),
+        ("update calls set result = '\"p-50\"' where run_id = 'order' and tool = 'pay'", "result"),
+        ("update calls set tool = 'look2' where run_id = 'order' and tool = 'look'", "tool"),
+        ("update calls set version = 1 where run_id = 'order' and tool = 'pay'", "was changed 1 times"),
+        ("delete from calls where run_id = 'order' and tool = 'pay'", "not in the ledger"),
+        ("update runs set state = 'failed' where id = 'order'", "ends with completed"),
+        ("update runs set output = null where id = 'order'", "output"),
+        ("update runs set input = '{}' where id = 'order'", "input"),
+        ("update approvals set subject = replace(subject, '500', '50')", "subject"),
+        ("update approvals set votes = replace(votes, 'callback', 'webhook')", "votes"),
+        ("update approvals set state = 'denied'", "ends with consumed"),
+        ("delete from approvals", "not in the ledger"),
+        ("delete from audit where run_id = 'order'", "no history"),
+    ],
+)
+def test_a_record_that_is_not_what_its_history_says_is_found(ledger: Path, change: str, said: str) -> None:
+    """Arguments, results, states, decisions: of calls, runs and requests."""
+    do(ledger, change)
+    report = verified(ledger)
+    assert {one.run for one in report.findings} == {"order"}
+    assert any(said in one.what for one in report.findings), report.findings
+
+
+# -- what was pruned, what is old --------------------------------------------------------------------------------------
+
+
+def test_what_was_pruned_is_no_change(ledger: Path, tmp_path: Path) -> None:
+    """A row says who took away what, also to who has an anchor from before."""
+    anchor = tmp_path / "anchor.jsonl"
+    verified(ledger, write_anchor=anchor)
+    with Guard(f"sqlite:///{ledger}") as guard:
+        guard.tool("look", effect="read")(lambda n: n)(7)
+        assert guard.prune(older_than=0).runs == 3
+        report = guard.audit.verify(anchor=anchor)
+        assert report.ok, report.findings
+        assert report.forgotten > 20
+        (row,) = guard._store.audit_of("default", "order")
+        assert (row.event, row.to_state) == ("forget", "forgotten")
+        with guard.run(id="order"):
+            pass
+        assert guard.audit.verify(anchor=anchor).ok
+
+
+def test_a_deletion_that_says_it_was_a_prune_must_say_so(ledger: Path) -> None:
+    """A row that was altered to say so is found; without it the rows are missing."""
+    with Guard(f"sqlite:///{ledger}") as guard:
+        look = guard.tool("look", effect="read")(lambda n: n)
+        for n in range(3):
+            look(n)
+        guard.prune(older_than=0)
+        for n in range(3):
+            look(n)
+        session = guard.runs.list()[0].id
+    ((detail,),) = fetch(ledger, f"select detail from audit where event = 'forget' and run_id = '{session}'")
+    assert verified(ledger).ok
+    ((first, last, digest),) = json.loads(detail)
+    do(ledger, f"delete from audit where number = {last + 3} and run_id = '{session}'")
+    assert any(one.problem == "missing" and one.number == last + 3 for one in verified(ledger).findings)
+    said = json.dumps([[first, last, digest], [last + 3, last + 3, "00" * 32]])
+    do(ledger, f"update audit set detail = '{said}' where event = 'forget' and run_id = '{session}'")
+    assert any(one.problem == "altered" for one in verified(ledger).findings)
+
+
+def test_rows_from_before_there_were_chains_are_outside(tmp_path: Path) -> None:
+    """They are told, and never said to be verified; no later row gets away with it."""
+    path = tmp_path / "old.db"
+    with Guard(f"sqlite:///{path}") as guard, guard.run(id="old"):
+        guard.tool("look", effect="read")(lambda n: n)(1)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("update audit set number = null, content = null, hash = null")
+        connection.execute("insert into facts select '', 'audit chained from', max(seq) + 1 from audit")
+        connection.commit()
+    with Guard(f"sqlite:///{path}") as guard:
+        with guard.run(id="old", reopen=True):
+            guard.tool("look", effect="read")(lambda n: n)(2)
+        report = guard.audit.verify()
+    assert report.ok, report.findings
+    assert report.outside == 4
+    assert report.rows > 0
+    do(path, "update audit set number = null, content = null, hash = null where number = 1")
+    assert ("old", None, "unchained") in found(path)
+
+
+def test_a_ledger_of_an_older_version_begins_its_chains_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The migration marks where."""
+    from sagaspan.stores import _migrate
+
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        known = _migrate.migrations("sqlite")
+        monkeypatch.setattr(_migrate, "migrations", lambda _: known[:9])
+        _migrate.migrate(connection, "old", apply=True)
+        monkeypatch.undo()
+        connection.execute(
+            "insert into audit (at_us, namespace, run_id, event, to_state, actor) "
+            "values (1, 'default', 'r', 'run.open', 'running', 'a')"
+        )
+    with Guard(f"sqlite:///{path}") as guard, guard.run(id="new"):
+        pass
+    report = verified(path)
+    assert (report.outside, report.rows) == (1, 2)
+    assert connect(f"sqlite:///{path}").facts("") == {"audit chained from": "2"}
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_says_who_approved_what_by_which_channel_for_which_digest(ledger: Path, tmp_path: Path) -> None:
+    """One JSON document a line, with all that the hash is over."""
+    guard = Guard(f"sqlite:///{ledger}")
+    count = guard.audit.export(tmp_path / "out.jsonl", run="order")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(rows) == count == len(fetch(ledger, "select 1 from audit where run_id = 'order'"))
+    (approved,) = (row for row in rows if row["event"] == "approval.approve")
+    (request,) = guard.approvals.list(status=())
+    said = {name: approved[name] for name in ("tool", "channel", "digest", "approval_id", "to_state")}
+    assert said == {"tool": "pay", "channel": "callback", "digest": request.digest, "approval_id": request.id,
+                    "to_state": "approved"}  # fmt: skip
+    assert approved["actor"]
+    assert approved["at"].startswith("20")
+    assert all(len(row["hash"]) == 64 for row in rows)
+    guard.audit.export(tmp_path / "out.json", run="order", format="json")
+    assert json.loads((tmp_path / "out.json").read_text()) == rows
+
+
+def test_an_export_is_verified_by_what_the_docs_say(ledger: Path, tmp_path: Path) -> None:
+    """With nothing of ours."""
+    (code,) = re.findall(r"```python\n(def verify.*?)```", DOCS.read_text(), re.DOTALL)
+    names: dict[str, Any] = {"json": json, "hashlib": hashlib}
+    exec(code, names)
+    Guard(f"sqlite:///{ledger}").audit.export(tmp_path / "out.jsonl", run="order")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    names["verify"](rows)
+    rows[2]["actor"] = "nobody"
+    with pytest.raises(AssertionError, match="3"):
+        names["verify"](rows)
+
+
+def test_of_nothing_an_export_is_an_empty_document(ledger: Path, tmp_path: Path) -> None:
+    """Valid JSON whatever there is."""
+    guard = Guard(f"sqlite:///{ledger}")
+    assert guard.audit.export(tmp_path / "out.json", run="none", format="json") == 0
+    assert json.loads((tmp_path / "out.json").read_text()) == []
+
+
+def test_agents_go_on_while_it_is_verified(guard: Guard, caller: Caller) -> None:
+    """It reads beside them, also of the run that goes on."""
+    look = caller.tool(guard, "look", effect="read")(lambda n: n)
+
+    async def job() -> None:
+        async with caller.run(guard, id="a"):
+            await caller.call(look, 1)
+            report = await guard.audit.averify()
+            assert report.ok, report.findings
+            await caller.call(look, 2)
+        assert (await guard.audit.averify("a")).rows == 6
+
+    if caller.is_async:
+        caller.play(job)
+
+
+def test_what_is_encrypted_is_verified_without_its_key(tmp_path: Path) -> None:
+    """Hashes are over what is stored, and who approved is readable."""
+    from tests.test_codec import FernetCodec, new_key
+
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with Guard(url, codec=FernetCodec(new_key()), approver=lambda request: True) as guard:
+        pay = guard.tool("pay", effect="write", approve=True)(lambda amount: f"p-{amount}")
+        with guard.run(id="order", input={"n": 1}) as run:
+            pay(5)
+            run.output = "done"
+    report = Guard(url).audit.verify()
+    assert report.ok, report.findings
+    assert [row["channel"] for row in Guard(url).audit.rows() if row["event"] == "approval.approve"] == ["callback"]
+    do(tmp_path / "ledger.db", "update calls set result = arguments")
+    assert not Guard(url).audit.verify().ok
