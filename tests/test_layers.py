@@ -155,7 +155,7 @@ ALLOWED = {
     "adapters": {"_adapters", "_context", "_guard", "_llm", "_question", "_told", "_tool", "policy"},
     "telemetry": {"exceptions", "_checks", "semconv", "telemetry", "_fork", "_home"},
     "index": {"exceptions", "semconv", "index"},
-    "testing": DATA | {"ledger", "stores", "testing", "_engine", "_guard", "_run", "_views"},
+    "testing": DATA | {"ledger", "stores", "testing", "_audit", "_engine", "_guard", "_run", "_views"},
     "cli": None,  # whatever it shows
     "__main__": {"cli"},
     "": {"cli"},

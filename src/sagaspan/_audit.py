@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from sagaspan.ledger.verifying import AuditFinding, Problem, Walk
 
 _PAGE: Final = 1000
 _ALWAYS: Final = 2**62
-_BY: Final = "by "
+_DECIDED: Final = re.compile(r"by (\S+)")
 
 Progress = Callable[[int], None]
 """Told how many rows were looked at so far."""
@@ -267,10 +268,10 @@ def _tools(store: Store, name: Name) -> dict[str, str]:
 
 def _exported(row: ChainedRow, tools: dict[str, str]) -> dict[str, Any]:
     said = row.row
-    decided = said.approval_id is not None and said.detail is not None and said.detail.startswith(_BY)
+    decided = _DECIDED.match(said.detail or "") if said.approval_id is not None else None
     return {
         "seq": row.seq, "number": row.number, **asdict(said),
         "content": row.content and row.content.hex(), "hash": row.hash and row.hash.hex(),
         "at": moment(said.at_us).isoformat(), "tool": tools.get(said.call_id or said.approval_id or ""),
-        "channel": (said.detail or "").removeprefix(_BY) if decided else None,
+        "channel": decided and decided[1],
     }  # fmt: skip

@@ -558,7 +558,7 @@ class SqliteStore:
         """The audit rows of a run in order."""
         query = f"select {_AUDIT} from audit where namespace = ? and run_id = ? order by seq"  # noqa: S608
         rows = self._opened([columns.audit_row(row) for row in self._fetch(query, (namespace, run_id))])
-        # What is left of a forgotten run of this id (the newest row of all stays) is not of this one.
+        # What says that a run of this id was forgotten is not of this one.
         opened = (number for number, row in enumerate(rows) if row.event == "run.open")
         return rows[max(opened, default=0) :]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from sagaspan._audit import Audit
 from sagaspan._guard import Guard
 from sagaspan._run import Run
 from sagaspan.ledger.records import AuditRow, CallInfo, CallRecord, CallState, Phase, RunInfo, RunState
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import Store
 from sagaspan.ledger.transitions import CALL_TABLE, RUN_TABLE, CallEvent, RunEvent
+from sagaspan.stores import connect
 from sagaspan.testing._worlds import World
 
 _OPEN_CALLS: Final = (CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATING)
@@ -44,8 +46,14 @@ def assert_settled(where: Guard | World) -> None:
 
 
 def assert_history(where: Guard | World) -> None:
-    """The audit trail of every run and call leads, by the tables of states alone, to the state it is in."""
+    """The audit trail of every run and call leads, by the tables of states alone, to the state it is in.
+
+    It is as it was written (``guard.audit.verify``).
+    """
     store = _store_of(where)
+    report = Audit(lambda: connect(store.url, create=False, migrate="check")).verify()
+    if not report.ok:
+        raise AssertionError(f"the audit trail is not as it was written: {report.findings}")
     for run in store.list_runs(limit=_MANY):
         rows = store.audit_of(run.namespace, run.id)
         _check(f"run {run.id!r}", run.state, [row for row in rows if row.event.startswith("run.")], _run_moves)
