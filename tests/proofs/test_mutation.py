@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_no_rule_stands_there_twice() -> None:
 
 def test_the_verdicts(tmp_path: Path) -> None:
     """A broken rule that a test notices is red; everything else fails the gate, by its name."""
+    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "src").mkdir()
     (tmp_path / "src/toy.py").write_text("def total(one, other):\n    return one + other\n")
     (tmp_path / "tests").mkdir()
