@@ -20,6 +20,7 @@ from sagaspan import (
     LoopDetected,
     PolicyDenied,
     RateLimited,
+    StoreUnavailable,
     ToolTimeout,
 )
 from sagaspan.exceptions import ApprovalDenied, ApprovalPending, BudgetExceeded
@@ -358,3 +359,44 @@ def test_the_example_file_loads_and_holds(store_url: str) -> None:
             refund(150)
         with pytest.raises(PolicyDenied, match="test runs do not pay"), guard.run("order", tags={"env": "test"}):
             pay(1, "c1")
+
+
+# -- the version ---------------------------------------------------------------------------------------------------
+
+
+def test_every_decision_says_under_which_version_it_was_made(shop: Callable[..., Shop]) -> None:
+    """The call that ran, the request that waits, and the denial in the audit trail; none without a file."""
+    shop_ = shop(rule("deny", "amount > 100") + rule("approve", "amount > 10"))
+    version = shop_.guard._engine.policy.version
+    shop_.order(1)
+    with pytest.raises(ApprovalPending):
+        shop_.order(50)
+    with pytest.raises(PolicyDenied):
+        shop_.order(500, id="o3")
+    (call,) = shop_.guard.calls.list(open=False)
+    (request,) = shop_.guard.approvals.list()
+    (denial,) = [row for row in shop_.guard._store.audit_of("default", "o3") if row.event == "policy.deny"]
+    assert (call.policy, request.facts["policy"]) == (version, version)
+    assert f"policy {version}" in denial.detail
+    assert version in request.text
+    assert Guard(f"sqlite:///{shop_.file.parent / 'other.db'}").tool("f")(lambda: 1)() == 1
+
+
+def test_a_denial_stands_when_it_cannot_be_recorded(shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note is for who asks later; the refusal does not wait for it."""
+    denied = shop(rule("deny", "amount > 100"))
+    denied.order(1)
+
+    def down(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    with pytest.raises(PolicyDenied):
+
+        async def job() -> None:
+            async with denied.caller.run(denied.guard, "order"):
+                with monkeypatch.context() as patched:
+                    patched.setattr(denied.guard._store, "commit", down)
+                    await denied.caller.call(denied.pay, 500, "x")
+
+        denied.caller.play(job)
+    assert denied.paid == [1]

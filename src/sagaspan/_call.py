@@ -38,12 +38,13 @@ class Declared:
     """What the layers want of the claim; the ledger writes all of it at once.
 
     ``costs`` are upper bounds of what the call uses, by unit (``sagaspan.amounts``); they are reserved of every budget
-    it must fit into. ``approval`` is used up by the claim.
+    it must fit into. ``approval`` is used up by the claim. ``observed`` is what it would have been refused for.
     """
 
     compensation: Compensation | None = None
     locks: tuple[str, ...] = ()
     approval: ApprovalRecord | None = None
+    observed: tuple[str, ...] = ()
     costs: Mapping[str, int] = field(default_factory=lambda: _ONE_CALL)
 
 
@@ -59,6 +60,7 @@ class Call:
     ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
     whose body this one is made.
     ``secrets`` are the texts of what is redacted of it; ``former`` are the keys that the same call had before that.
+    ``policy`` is the version of the policy file that it goes by.
     ``edited`` is the request for approval whose arguments it has, instead of those it was called with.
     """
 
@@ -89,6 +91,7 @@ class Call:
     secrets: tuple[str, ...] = ()
     former: tuple[CallKey, ...] = ()
     edited: str | None = None
+    policy: str | None = None
     span: Span = INVALID_SPAN
     tracer: Tracer = _NO_TRACER
     declared: Declared = Declared()

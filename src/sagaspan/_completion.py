@@ -24,7 +24,7 @@ from sagaspan._backends import Backend
 from sagaspan._call import Result
 from sagaspan._clock import now_us
 from sagaspan._steps import steps_of
-from sagaspan.exceptions import CallInProgress, CompensationFailed, OutcomeUnknown, RunError, RunInProgress
+from sagaspan.exceptions import CallInProgress, CompensationFailed, OutcomeUnknown, RunError, RunInProgress, ScopeFrozen
 from sagaspan.ledger import transitions
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.committed import is_committed
@@ -214,7 +214,8 @@ async def send_due(engine: Engine, run: RunRecord, *, in_force: InForce, backend
         if stopped is None:
             continue
         tool = engine.find_deferred(stopped.call)
-        if tool is None or tool.policy.critical is not False or not isinstance(stopped.error, Exception):
+        given_up = tool is not None and tool.policy.critical is False and not isinstance(stopped.error, ScopeFrozen)
+        if not given_up or not isinstance(stopped.error, Exception):
             return stopped
         if stopped.reason == "unresolved":
             doubt = doubt or stopped
@@ -237,7 +238,7 @@ async def _send(
     try:
         with in_force():
             result: Result = await engine.send(tool, record, run, backend)
-    except (OutcomeUnknown, CallInProgress) as error:
+    except (OutcomeUnknown, CallInProgress, ScopeFrozen) as error:
         now = await backend.io(engine.store.get_call, record.id)
         return _stopped(now or record, error, waiting)
     return None if result.error is None else _stopped(result.record, result.error, waiting)

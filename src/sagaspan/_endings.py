@@ -14,6 +14,7 @@ from sagaspan.exceptions import (
     OutcomeUnknown,
     RunClosed,
     RunInProgress,
+    ScopeFrozen,
     StoreUnavailable,
     ToolTimeout,
 )
@@ -23,8 +24,11 @@ _HOLDING: Final = (RunInProgress, CallInProgress, RunClosed, StoreUnavailable, O
 PIVOT: Final = "pivot"
 """Why a run is held that would have been undone, had its pivot not been done."""
 
+PAUSED: Final = "paused"
+"""Why a run is paused that somebody has paused."""
+
 _STOPS: Final = (BudgetExceeded, LoopDetected)
-_INTERRUPTIONS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit)
+_INTERRUPTIONS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit, ScopeFrozen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,8 @@ def ending_of(
     error = _deciding(error)
     if paused or isinstance(error, ApprovalPending):
         return Ending(event=RunEvent.PAUSE, reason="approval" if isinstance(error, ApprovalPending) else "interrupt")
+    if isinstance(error, ScopeFrozen) and error.pauses and not aborted:
+        return Ending(event=RunEvent.PAUSE, reason=PAUSED)
     reason = "aborted" if aborted else _reason(error)
     if reason is None:
         return Ending(event=RunEvent.HOLD, reason="unresolved") if unresolved else Ending(event=RunEvent.COMPLETE)
@@ -104,5 +110,6 @@ _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...
     (_HOLDING, "blocked"),
     (BudgetExceeded, "budget"),
     (LoopDetected, "loop"),
+    (ScopeFrozen, "frozen"),
     (_INTERRUPTIONS, "interrupted"),
 )

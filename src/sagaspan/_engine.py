@@ -39,6 +39,7 @@ from sagaspan.exceptions import (
     ConfigurationError,
     PolicyDenied,
     SagaspanError,
+    StoreError,
     StoreUnavailable,
 )
 from sagaspan.keys import (
@@ -63,6 +64,7 @@ from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.records import (
     SESSION,
     ApprovalRecord,
+    AuditRow,
     CallRecord,
     CallState,
     Phase,
@@ -71,7 +73,7 @@ from sagaspan.ledger.records import (
     UsageTotals,
     call_info,
 )
-from sagaspan.ledger.store import RunChange, Store
+from sagaspan.ledger.store import NoteChange, RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.loops import ALLOWED
 from sagaspan.middleware.approval import ApprovalMiddleware, EditsMiddleware
@@ -83,7 +85,7 @@ from sagaspan.middleware.saga import SagaMiddleware
 from sagaspan.middleware.telemetry import TelemetryMiddleware
 from sagaspan.notify import Notify
 from sagaspan.redaction import Redaction, leaves
-from sagaspan.rules import Rules
+from sagaspan.rules import Ruling
 from sagaspan.scopes import BudgetBook
 
 if TYPE_CHECKING:
@@ -208,10 +210,24 @@ class Engine:
 
     def _by_rules(self, serve: Callable[[Call], Awaitable[Result | None]]) -> list[Middleware]:
         """The layer of the policy file's rules, if there is such a file."""
-        return [] if self.policy is None else [RulesMiddleware(self._rules, serve, self._spent_so_far)]
+        return (
+            []
+            if self.policy is None
+            else [RulesMiddleware(lambda: self.policy, serve, self._spent_so_far, self._note_denial)]
+        )
 
-    def _rules(self) -> Rules | None:
-        return None if self.policy is None else self.policy.rules
+    def _note_denial(self, call: Call, ruling: Ruling) -> None:
+        """A call that a rule refuses has no record; the audit trail of its run says so. The refusal stands anyway."""
+        says = "" if ruling.rule is None else ruling.rule.says
+        row = AuditRow(
+            at_us=now_us(), namespace=self.namespace, run_id=call.run.id, call_id=None, event="policy.deny",
+            from_state=None, to_state=CallState.REFUSED, actor=owner.this_process(),
+            detail=f"{call.tool.name} {call.key.fingerprint} policy {call.policy}: {says}",
+        )  # fmt: skip
+        try:
+            self.store.commit([NoteChange(row)], synced=False)
+        except StoreError as error:
+            _log.warning("that a rule refused tool %r is not on record: %s", call.tool.name, error)
 
     def _spent_so_far(self, call: Call) -> UsageTotals:
         return next(iter(self.store.usage_of(self.namespace, {"run": call.run.id})), UsageTotals())
@@ -545,6 +561,7 @@ class Engine:
             ancestors=() if parent is None else (*parent.ancestors, parent.id),
             sent_with=sent_with,
             secrets=secrets,
+            policy=None if self.policy is None else self.policy.version,
             former=self._former(tool, arguments, plain, key, resumed=resumed) if self._changes_keys(tool) else (),
         )
 
@@ -569,6 +586,7 @@ class Engine:
             purse=((f"run:{record.id}", self.budget),) if run is None else run.purse,
             backend=backend,
             model=model,
+            policy=None if self.policy is None else self.policy.version,
             ancestors=() if parent is None else (*parent.ancestors, parent.id),
         )
 

@@ -31,6 +31,7 @@ from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._defaults import defaults_of
 from sagaspan._engine import Engine, Origin, call_sync
+from sagaspan._freezes import Frozen, freeze, frozen, unfreeze
 from sagaspan._llm import LlmCall, metered
 from sagaspan._loops import check_loop
 from sagaspan._middleware import Middleware
@@ -537,6 +538,40 @@ class Guard:
     async def aset_budget(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
         """As ``set_budget``, for asynchronous callers."""
         await ASYNCIO.io(self.set_budget, scope, budget, actor=actor)
+
+    def freeze(self, scope: str, *, reason: str, actor: str | None = None) -> Frozen:
+        """Let nothing of ``scope`` begin any more, in every process over this store, from the next claim on.
+
+        Args:
+            scope: ``"tool:pay"``, ``"agent:x"``, ``"user:42"``, ``"tenant:t"``, ``"model:m"``, ``"run:ID"``, a glob of
+                these (``"tool:pay_*"``), or ``"all"``.
+            reason: why, for whoever finds it frozen.
+            actor: who decides; None is the user of this process.
+
+        What is frozen raises ``ScopeFrozen``; what runs goes on to its end, and what is undone is undone. Raises
+        ``ConfigurationError``, ``ResolutionError`` if it is frozen already, or ``StoreError``.
+        """
+        return freeze(self._store, self.namespace, scope, reason=reason, actor=actor)
+
+    async def afreeze(self, scope: str, *, reason: str, actor: str | None = None) -> Frozen:
+        """As ``freeze``, for asynchronous callers."""
+        return await ASYNCIO.io(self.freeze, scope, reason=reason, actor=actor)
+
+    def unfreeze(self, scope: str, *, actor: str | None = None) -> Frozen:
+        """Let a frozen ``scope`` go on; returns what had held it. Raises ``ResolutionError`` if it is not frozen."""
+        return unfreeze(self._store, self.namespace, scope, actor=actor)
+
+    async def aunfreeze(self, scope: str, *, actor: str | None = None) -> Frozen:
+        """As ``unfreeze``, for asynchronous callers."""
+        return await ASYNCIO.io(self.unfreeze, scope, actor=actor)
+
+    def frozen(self) -> Sequence[Frozen]:
+        """What is frozen, paused runs among it, oldest first."""
+        return frozen(self._store, self.namespace)
+
+    async def afrozen(self) -> Sequence[Frozen]:
+        """As ``frozen``, for asynchronous callers."""
+        return await ASYNCIO.io(self.frozen)
 
     def llm_call(
         self,

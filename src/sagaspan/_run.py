@@ -47,6 +47,7 @@ from sagaspan.exceptions import (
     RunClosed,
     RunInProgress,
     SagaspanError,
+    ScopeFrozen,
     StoreError,
     StoreUnavailable,
 )
@@ -363,7 +364,8 @@ class Run:
         """A call of this run has no result: it did not run, or its record says that it did and nothing more."""
         if isinstance(error, (Refused, StoreUnavailable)):
             self.did_not_happen(call)
-        if isinstance(error, BudgetExceeded) or (isinstance(error, LoopDetected) and error.stops):
+        stops = (isinstance(error, LoopDetected) and error.stops) or (isinstance(error, ScopeFrozen) and error.pauses)
+        if isinstance(error, BudgetExceeded) or stops:
             self.doom(error)
         if error.call is not None and error.tool_ran != "no":
             self.asked_for(error.call.id, answered=True)
@@ -424,7 +426,8 @@ class Run:
         going in circles, is an error that the one around it may handle.
         """
         self._doomed = self._doomed or error
-        if self._outer is not None and isinstance(error, BudgetExceeded) and not self._is_own(error.scope):
+        shared = isinstance(error, BudgetExceeded | ScopeFrozen) and not self._is_own(error.scope)
+        if self._outer is not None and shared:
             self._outer.doom(error)
 
     def _is_own(self, scope: str) -> bool:
@@ -804,5 +807,7 @@ def _loop_is_running() -> bool:
 def _why_doomed(error: BaseException) -> str:
     if isinstance(error, BudgetExceeded):
         return f"the budget of {error.scope!r} is used up"
+    if isinstance(error, ScopeFrozen):
+        return "somebody has paused it"
     why = "it goes in circles" if isinstance(error, LoopDetected) else "a critical step failed"
     return f"{why} ({type(error).__name__})"

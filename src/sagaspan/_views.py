@@ -10,10 +10,12 @@ from sagaspan import _owner as owner
 from sagaspan._backends import ASYNCIO
 from sagaspan._checks import check_choice, check_count, check_name
 from sagaspan._clock import now_us
+from sagaspan._freezes import Frozen, freeze, unfreeze
 from sagaspan._probe import NOT_GIVEN
 from sagaspan.exceptions import ConfigurationError, ResolutionError
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import outermost
+from sagaspan.ledger.freezes import RUN
 from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import held_by_run
@@ -56,6 +58,37 @@ class Runs:
         check_name("id", id)
         found = self._store.match_runs(id, namespace=self._namespace)
         return next((self.complete(record) for record in found if record.id == id), None)
+
+    def pause(self, id: str, *, reason: str, actor: str | None = None) -> Frozen:  # noqa: A002 - the contract's word
+        """Let the run ``id``, and those nested in it, begin nothing more, from the next claim on; nothing is undone.
+
+        Its next call raises ``ScopeFrozen``, which leaves it paused; ``resume`` lets it go on under the same id.
+        ``actor`` None is the user of this process. Raises ``ResolutionError`` for a run that is over or paused already.
+        """
+        record = self._one(id)
+        if record.state in (*_OVER, RunState.FAILED):
+            raise ResolutionError(f"the run {id!r} is {record.state}: there is nothing to pause", tool_ran="no")
+        return freeze(self._store, record.namespace, f"{RUN}{id}", reason=reason, actor=actor)
+
+    def resume(self, id: str, *, actor: str | None = None) -> Frozen:  # noqa: A002 - the contract's word
+        """Let a run go on that somebody paused; what waits for an approval waits on. Raises ``ResolutionError``."""
+        return unfreeze(self._store, self._one(id).namespace, f"{RUN}{id}", actor=actor)
+
+    async def apause(self, id: str, *, reason: str, actor: str | None = None) -> Frozen:  # noqa: A002
+        """As ``pause``, for asynchronous callers."""
+        return await ASYNCIO.io(self.pause, id, reason=reason, actor=actor)
+
+    async def aresume(self, id: str, *, actor: str | None = None) -> Frozen:  # noqa: A002 - the contract's word
+        """As ``resume``, for asynchronous callers."""
+        return await ASYNCIO.io(self.resume, id, actor=actor)
+
+    def _one(self, id: str) -> RunRecord:  # noqa: A002 - the contract's word
+        check_name("id", id)
+        found = [run for run in self._store.match_runs(id, namespace=self._namespace) if run.id == id]
+        if len(found) != 1:
+            why = "there is no run" if not found else "in several namespaces there is a run"
+            raise ResolutionError(f"{why} {id!r}; see: sagaspan runs list", tool_ran="no")
+        return found[0]
 
     def complete(self, record: RunRecord) -> RunInfo:
         """A run's record with its calls and the locks it holds."""

@@ -60,7 +60,28 @@ class PolicyDenied(Refused):
 
 
 class ScopeFrozen(Refused):
-    """An operator froze this tool, agent, user or everything."""
+    """An operator froze this tool, agent, user, model or everything, or paused this run: who, when and why."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        scope: str = "all",
+        reason: str = "",
+        by: str = "",
+        since: datetime | None = None,
+        call: CallInfo | None = None,
+    ) -> None:
+        super().__init__(message, call=call)
+        self.scope = scope
+        self.reason = reason
+        self.by = by
+        self.since = since
+
+    @property
+    def pauses(self) -> bool:
+        """Whether somebody paused this very run, or one that it is nested in."""
+        return self.scope.startswith("run:")
 
 
 class LockConflict(Refused):

@@ -71,6 +71,7 @@ _SAID = "src/sagaspan/_said.py"
 _HEADROOM = "src/sagaspan/_headroom.py"
 _TOLD = "src/sagaspan/_told.py"
 _APPROVAL_RULES = "src/sagaspan/ledger/approvals.py"
+_LIMITS = "src/sagaspan/ledger/limits.py"
 _DECISIONS = "src/sagaspan/ledger/decisions.py"
 _DESK = "src/sagaspan/ledger/desk.py"
 _ASKING = "src/sagaspan/middleware/approval.py"
@@ -127,6 +128,7 @@ _INTERRUPTS: Final = "tests/adapters/langchain/test_interrupts.py::"
 _CONTENT = "tests/adapters/functions/test_content.py::"
 
 _APPROVALS = "tests/test_approvals.py::"
+_FREEZES = "tests/test_freezes.py::"
 _RULE_TESTS = "tests/test_rules.py::"
 _SHOWN = "tests/test_rendering.py::"
 _CLI_APPROVALS = "tests/cli/test_approvals.py::"
@@ -3007,5 +3009,49 @@ RULES: Final[tuple[Rule, ...]] = (
         old="                    chains.append(connection, mark.audit)\n",
         new="                    pass\n",
         tests=(_NOTIFIED + "test_a_soft_limit_is_told_of_when_it_is_crossed",),
+    ),
+    # -- freezes (design 6) ----------------------------------------------------------------------------------------
+    Rule(
+        section="design 6",
+        rule="What is frozen is not claimed.",
+        file=_LEDGER,
+        old="if self._limits.frozen(call) is not None:",
+        new="if False:",
+        tests=(
+            _FREEZES + "test_a_frozen_scope_begins_nothing_more",
+            _FREEZES + "test_a_failed_call_is_claimed_again_only_when_it_is_not_frozen",
+        ),
+    ),
+    Rule(
+        section="design 6",
+        rule="A freeze holds from the next claim on, in a process that knew nothing of it.",
+        file=_SQLITE_BUDGETS,
+        old="        execute(_MOVE_CONTROLS, (frozen.namespace,))\n",
+        new="",
+        tests=(_FREEZES + "test_no_claim_slips_through", _FREEZES + "test_a_frozen_scope_begins_nothing_more"),
+    ),
+    Rule(
+        section="design 6",
+        rule="A paused run is not undone.",
+        file=_ENDINGS,
+        old="isinstance(error, ScopeFrozen) and error.pauses and not aborted",
+        new="False",
+        tests=(_FREEZES + "test_a_paused_run_is_not_undone",),
+    ),
+    Rule(
+        section="design 6",
+        rule="A run that can be entered again is not undone because of a freeze.",
+        file=_ENDINGS,
+        old="GeneratorExit, SystemExit, ScopeFrozen)",
+        new="GeneratorExit, SystemExit)",
+        tests=(_FREEZES + "test_a_run_of_ones_own_is_held_and_goes_on",),
+    ),
+    Rule(
+        section="design 6",
+        rule="What was deferred and is frozen is not given up, also where nothing rests on it.",
+        file=_COMPLETION,
+        old=" and not isinstance(stopped.error, ScopeFrozen)",
+        new="",
+        tests=(_FREEZES + "test_what_was_deferred_is_not_sent",),
     ),
 )

@@ -9,6 +9,7 @@ import click
 from sagaspan.cli._found import with_namespaces
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, visible, when
+from sagaspan.cli.freeze import the_namespace
 
 if TYPE_CHECKING:
     from sagaspan._accounts import Account, Difference
@@ -73,7 +74,7 @@ def set_budget(
     from sagaspan._accounts import Accounts
 
     store = settings.open_store()
-    accounts = Accounts(store, namespace or _the_namespace(settings, store))
+    accounts = Accounts(store, the_namespace(settings, store, namespace))
     accounts.set(scope, _budgets(amount, per, soft, watch), actor=actor)
     found = accounts.list(scope)
     if settings.as_json:
@@ -115,17 +116,6 @@ def _budgets(amount: str, per: str | None, soft: tuple[int, ...], watch: bool) -
 
     options = {"hard": not watch, **({"soft": soft} if soft else {})}
     return [Budget(f"{part.strip()}/{per}" if per else part, **options) for part in amount.split(",")]
-
-
-def _the_namespace(settings: Settings, store: Any) -> str:
-    """The one that is meant where none is named; raises ``UsageError`` where that could be several."""
-    guard = settings.load_guard()
-    if guard is not None:
-        return guard.namespace
-    names: list[str] = store.namespaces()
-    if len(names) > 1:
-        raise click.UsageError(f"the ledger has several namespaces ({', '.join(map(visible, names))}); add --namespace")
-    return names[0] if names else "default"
 
 
 def _row(account: Account) -> tuple[object, ...]:

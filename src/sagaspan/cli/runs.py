@@ -57,6 +57,47 @@ def show_run(settings: Settings, run_id: str, namespace: str | None) -> None:
     print_run(Runs(store).complete(the_run(store, run_id, namespace)), settings)
 
 
+@runs.command()
+@click.argument("run_id")
+@click.option("--reason", required=True, help="Why, for whoever finds it paused.")
+@click.option("--actor", help="Who decides; default: the user of this process.")
+@namespace_option
+@common_options
+@pass_settings
+def pause(settings: Settings, run_id: str, reason: str, actor: str | None, namespace: str | None) -> None:
+    """Let a run, and those nested in it, begin nothing more, without undoing anything; it ends as paused."""
+    from sagaspan._views import Runs
+
+    store = settings.open_store()
+    run = the_run(store, run_id, namespace)
+    frozen = Runs(store, run.namespace).pause(run.id, reason=reason, actor=actor)
+    if settings.as_json:
+        emit_json(frozen)
+    else:
+        say(f"run {visible(run.id)} begins nothing more, from its next call on.", "yellow")
+        say(f"To let it go on: {settings.command(f'runs resume {visible(run.id)}')}")
+
+
+@runs.command()
+@click.argument("run_id")
+@click.option("--actor", help="Who decides; default: the user of this process.")
+@namespace_option
+@common_options
+@pass_settings
+def resume(settings: Settings, run_id: str, actor: str | None, namespace: str | None) -> None:
+    """Let a paused run go on: where it is still running at once, else when it is entered with the same id."""
+    from sagaspan._views import Runs
+
+    store = settings.open_store()
+    run = the_run(store, run_id, namespace)
+    before = Runs(store, run.namespace).resume(run.id, actor=actor)
+    if settings.as_json:
+        emit_json(before)
+    else:
+        entered = "goes on" if run.state is RunState.RUNNING else "goes on when it is entered with the same id"
+        say(f"run {visible(run.id)} {entered}; it was paused by {visible(before.by)}.", "green")
+
+
 def print_run(run: RunInfo, settings: Settings) -> None:
     """A run and its calls."""
     if settings.as_json:

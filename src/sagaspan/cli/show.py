@@ -65,7 +65,9 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
         ("result", call.result and short(call.result, 400)),
         ("result lost", call.result_lost), ("error", call.error), ("effect", call.effect), ("attempts", call.attempts),
         ("undone by", call.compensate), ("undoes", call.compensates), ("idempotency key", call.idempotency_key),
-        ("pivot", "yes" if call.pivot else None), ("locks", ", ".join(call.locks)),
+        ("policy version", call.policy),
+        ("would be refused", "; ".join(call.observed)), ("pivot", "yes" if call.pivot else None),
+        ("locks", ", ".join(call.locks)),
         ("tool call id", call.tool_call_id), ("trace", trace_of(call.traceparent)), ("started", when(call.started)),
         ("ended", when(call.ended)), ("held by", _holder(call, settings)),
     )  # fmt: skip

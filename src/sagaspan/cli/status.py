@@ -59,6 +59,7 @@ def status(context: click.Context, settings: Settings, namespace: str | None) ->
     """Everything that needs a person, each with its next command; exit 4 if any (for cron)."""
     store = settings.open_store()
     items = [
+        *_freeze_items(store, namespace),
         *_approval_items(store, namespace), *_run_items(store, namespace), *_call_items(store, namespace),
         *_incidents(store, namespace), *_undelivered(store, namespace),
     ]  # fmt: skip
@@ -75,6 +76,21 @@ def status(context: click.Context, settings: Settings, namespace: str | None) ->
 def _row(item: Item) -> tuple[str, ...]:
     kept = f"; keeps the locks {', '.join(item.locks)}" if item.locks else ""
     return (f"{item.kind} {item.what}", item.id, item.state, item.why + kept, item.next)
+
+
+def _freeze_items(store: Any, namespace: str | None) -> Iterator[Item]:
+    from sagaspan._freezes import frozen
+    from sagaspan.ledger.freezes import RUN
+
+    several = len(store.namespaces()) > 1
+    for one in frozen(store, namespace):
+        name = one.scope.removeprefix(RUN)
+        verb = f"runs resume {name}" if one.scope.startswith(RUN) else f"unfreeze {one.scope}"
+        yield Item(
+            kind="freeze", id=one.scope, namespace=one.namespace, what=one.scope, state="frozen",
+            why=f"by {one.by} since {one.since:%Y-%m-%d %H:%M} UTC: {short(one.reason, 80)}",
+            next=f"sagaspan {verb}" + (f" --namespace {one.namespace}" if several else ""),
+        )  # fmt: skip
 
 
 def _approval_items(store: Any, namespace: str | None) -> Iterator[Item]:

@@ -34,7 +34,8 @@ Gap = tuple[int, int, bytes]
 
 # What a transition writes of its record once, and each time.
 _ONCE: Final[dict[type[Record], tuple[str, ...]]] = {
-    CallRecord: ("tool", "arguments"), RunRecord: ("name", "input"), ApprovalRecord: ("tool", "subject", "policy"),
+    CallRecord: ("tool", "arguments", "policy"), RunRecord: ("name", "input"),
+    ApprovalRecord: ("tool", "subject", "policy"),
 }  # fmt: skip
 _EACH_TIME: Final[dict[type[Record], tuple[str, ...]]] = {
     CallRecord: ("result", "result_lost", "error_type", "error_message"), RunRecord: ("output", "error"),

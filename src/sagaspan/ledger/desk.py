@@ -144,6 +144,7 @@ class Desk:
         facts = {
             "run": call.run.name, "effect": call.tool.policy.effect,
             "compensate": compensate if isinstance(compensate, str) else getattr(compensate, "__name__", None),
+            "policy": call.policy,
             "gate": "; ".join(gate.says for gate in call.tool.gates),
         }  # fmt: skip
         lasts = approvals.DAY_SECONDS if requirement is None else requirement.expires_in

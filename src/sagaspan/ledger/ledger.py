@@ -28,6 +28,7 @@ from sagaspan.exceptions import (
     LoopDetected,
     OutcomeUnknown,
     RunClosed,
+    ScopeFrozen,
     StoreError,
     ToolTimeout,
 )
@@ -115,7 +116,13 @@ class Ledger:
 
     async def __call__(self, call: Call) -> Result:
         """Claim, run and settle ``call``, or schedule it if it is deferred, or answer it from its record."""
-        claimed = await self._claim(call)
+        try:
+            claimed = await self._claim(call)
+        except ScopeFrozen:
+            done = await self._done_before(call)
+            if done is None:
+                raise
+            return done
         if isinstance(claimed, Result):
             return claimed
         if claimed[1].record.state is CallState.SCHEDULED:
@@ -206,6 +213,14 @@ class Ledger:
             if again is not None:
                 return again
 
+    async def _done_before(self, call: Call) -> Result | None:
+        """The recorded result of a call that is frozen now: nothing runs for that."""
+        existing = await call.io(self._find, call)
+        if existing is None or existing.state is not CallState.DONE:
+            return None
+        answer = await self._answer(call, existing)
+        return answer if isinstance(answer, Result) else None
+
     async def _claim_again(self, call: Call, again: _Again) -> tuple[Call, Claim] | None:
         """Claim a call that may run again; None if somebody else was faster. Raises ``RunClosed``."""
         existing = again.record
@@ -291,6 +306,9 @@ class Ledger:
         step_deadline = now + (call.tool.policy.timeout or JOIN_SECONDS)
         while True:
             change, reserves = self._reserving(call, change, scheduled=scheduled)
+            if self._limits.frozen(call) is not None:
+                await call.io(self._limits.check_frozen, call)
+                continue  # it was lifted meanwhile
             conditions = await call.io(self._conditions, call, is_pivot) if waits else []
             # The record comes first: where it answers the call itself, nothing else is needed.
             rate = () if scheduled else rate_of(call)
@@ -705,6 +723,8 @@ def new_record(call: Call) -> CallRecord:
         owner=owner.this_process(),
         epoch=0 if waits else 1,
         attempts=0 if waits else 1,
+        policy=call.policy,
+        observed="\n".join(call.declared.observed) or None,
         traceparent=traceparent_of(call.span),
         created_us=now,
         started_us=now,

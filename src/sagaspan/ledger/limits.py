@@ -19,7 +19,9 @@ from sagaspan.amounts import Unit, in_units, show_amount
 from sagaspan.budget import Budget, Window, window_end, window_start
 from sagaspan.exceptions import BudgetExceeded, RateLimited, Refused
 from sagaspan.keys import canonical
-from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, LimitRecord, RunRecord
+from sagaspan.ledger.freezes import frozen_by
+from sagaspan.ledger.freezes import refusal as frozen_refusal
+from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord, LimitRecord, RunRecord
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
 from sagaspan.scopes import BudgetBook
 
@@ -66,12 +68,13 @@ def _planned(purse: Purse, found: Sequence[tuple[str, Budget]]) -> _Plan:
 
 
 class _Known(NamedTuple):
-    """The limits of one ``version``, what was ``found`` under them by scope, and the ``plans`` made of that."""
+    """The limits and freezes of one ``version``, what was ``found`` by scope, and the ``plans`` made of that."""
 
     version: int
     set_: BudgetBook
     found: dict[str, tuple[Budget, ...]]
     plans: dict[tuple[str, str, str | None, str | None, int | None], _Plan]
+    freezes: tuple[FreezeRecord, ...]
 
 
 class Limits:
@@ -85,11 +88,11 @@ class Limits:
         self._namespace = namespace
         self._declared = declared
         self.marks_soft = False
-        self._take(0, _NO_BOOK)
+        self._take(0, _NO_BOOK, ())
 
-    def _take(self, version: int, set_: BudgetBook) -> None:
+    def _take(self, version: int, set_: BudgetBook, freezes: tuple[FreezeRecord, ...]) -> None:
         # One tuple: a claim in another thread sees the limits with their version, or neither.
-        self._known: _Known = _Known(version, set_, {}, {})
+        self._known: _Known = _Known(version, set_, {}, {}, freezes)
 
     @property
     def version(self) -> int:
@@ -107,7 +110,9 @@ class Limits:
             by_pattern: dict[str, list[Budget]] = {}
             for limit in limits:
                 by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
-            self._take(version, BudgetBook(by_pattern, source="limits"))
+            # Read after the version, so they are at least as new: a claim under an older version is refused anyway.
+            freezes = tuple(self._store.freezes_of(self._namespace))
+            self._take(version, BudgetBook(by_pattern, source="limits"), freezes)
         return version != (known if since is None else since)
 
     def of(self, scope: str) -> tuple[Budget, ...]:
@@ -119,6 +124,18 @@ class Limits:
             if len(known.found) > _REMEMBERED:
                 known.found.clear()
         return budgets
+
+    def frozen(self, call: Call) -> FreezeRecord | None:
+        """The freeze that holds for ``call``, as far as this process knows."""
+        freezes = self._known.freezes
+        return frozen_by(freezes, all_scopes_of(call)) if freezes else None
+
+    def check_frozen(self, call: Call) -> None:
+        """Refuse a call that is frozen right now; raises ``ScopeFrozen`` or ``StoreError``."""
+        self.reload()
+        record = self.frozen(call)
+        if record is not None:
+            raise frozen_refusal(call, record)
 
     def reservations(self, call: Call, at_us: int) -> list[ReserveChange]:
         """What ``call`` reserves, in the order of scopes; raises ``BudgetExceeded`` for a run that is out of time."""
@@ -157,16 +174,18 @@ class Limits:
         return plan
 
     def hold(self, call: Call) -> bool:
-        """Whether a hard budget or a rate holds for ``call``, as far as this process knows."""
+        """Whether a hard budget, a rate or a freeze holds for ``call``, as far as this process knows."""
+        if self.frozen(call) is not None:
+            return True
         reserves = self.reservations(call, now_us())
         return call.tool.policy.rate is not None or any(change.record.cap is not None for change in reserves)
 
     def look(self, call: Call) -> None:
-        """Refuse a call that would not fit now, before a person is asked about it; nothing is reserved.
+        """Refuse a call that is frozen or would not fit now, before a person is asked about it; nothing is reserved.
 
-        Raises ``BudgetExceeded`` or ``StoreError``.
+        Raises ``ScopeFrozen``, ``BudgetExceeded`` or ``StoreError``.
         """
-        self.reload()
+        self.check_frozen(call)
         for change in self.reservations(call, now_us()):
             used = self._store.budget(change.record)
             cap = change.record.cap
@@ -244,6 +263,11 @@ def scopes_of_run(run: RunRecord, agent: str | None = None) -> list[str]:
 def _scopes_of(call: Call) -> list[str]:
     own = f"tool:{call.tool.name}" if call.model is None else f"model:{call.model}"
     return [*scopes_of_run(call.run, call.agent), own]
+
+
+def all_scopes_of(call: Call) -> list[str]:
+    """Every scope that ``call`` is in, those of the runs around its own among them."""
+    return [f"run:{call.run.id}", *(scope for scope, _ in call.purse), *_scopes_of(call)]
 
 
 def _max_calls(call: Call) -> list[tuple[str, Budget]]:

@@ -74,7 +74,8 @@ class CallRecord:
 
     ``claim_seq`` is its place in the order in which calls were claimed. A deferred call takes a place when it is
     scheduled, and a new one when it is sent; ``scheduled_seq`` keeps the first of them from then on. ``reserved`` is
-    what it holds of budgets, ``spent`` what it has taken of them (``ledger.budgets``).
+    what it holds of budgets, ``spent`` what it has taken of them (``ledger.budgets``). ``policy`` is the version of the
+    policy file that it was first claimed under, ``observed`` what a guard that only observes would have refused it for.
     """
 
     id: str
@@ -112,6 +113,8 @@ class CallRecord:
     version: int = 1
     claim_seq: int = 0
     scheduled_seq: int | None = None
+    policy: str | None = None
+    observed: str | None = None
     traceparent: str | None = None
     created_us: int
     started_us: int
@@ -328,6 +331,17 @@ class LimitRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FreezeRecord:
+    """What an operator stopped: ``scope`` is ``"all"``, a scope or a glob of them (``ledger.freezes``)."""
+
+    namespace: str
+    scope: str
+    reason: str
+    actor: str
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
     """What one call cost and used, written when it is settled: ``cost`` in nano-USD, assumed where ``prices`` says so.
 
@@ -388,6 +402,8 @@ class CallInfo:
     pivot: bool
     idempotency_key: str
     key: str
+    policy: str | None
+    observed: tuple[str, ...]
     locks: tuple[str, ...]
     tool_call_id: str | None
     traceparent: str | None
@@ -461,6 +477,8 @@ def call_info(record: CallRecord, *, replayed: bool = False) -> CallInfo:
         pivot=record.pivot,
         idempotency_key=record.idempotency_key,
         key=record.key,
+        policy=record.policy,
+        observed=names_of(record.observed),
         locks=names_of(record.locks),
         tool_call_id=record.tool_call_id,
         traceparent=record.traceparent,

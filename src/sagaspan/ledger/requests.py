@@ -76,6 +76,7 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
         ("effect", facts.get("effect") or "undeclared"),
         ("undone by", facts.get("compensate") or "nothing"),
         ("why asked", facts.get("gate")),
+        ("policy", facts.get("policy")),
         ("asked by", ", ".join(requested_by(record))),
         ("needs", _needs(record)),
         ("approved by", _decided_by(record)),

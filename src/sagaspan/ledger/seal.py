@@ -18,7 +18,7 @@ from sagaspan._fork import new_lock
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import canonical
 from sagaspan.ledger.encryption import OF_CODEC, C, Encryption, Facts
-from sagaspan.ledger.records import AuditRow, CallRecord, LimitRecord, Phase, RunRecord
+from sagaspan.ledger.records import ApprovalRecord, AuditRow, CallRecord, Phase, RunRecord
 from sagaspan.redaction import Redaction, redaction_of
 
 if TYPE_CHECKING:
@@ -148,9 +148,9 @@ class Seal:
         audit = getattr(told, "audit", None)
         if not isinstance(audit, AuditRow):
             return change
-        record = told.record
-        if isinstance(record, LimitRecord):
-            return change
+        record = getattr(told, "record", None)
+        if not isinstance(record, CallRecord | RunRecord | ApprovalRecord):
+            return change  # what an operator said, and a note
         if isinstance(record, CallRecord):
             record = self._closed_call(record, is_new=told.expected_version == 0)
         elif isinstance(record, RunRecord) and record.error is not None:

@@ -22,6 +22,7 @@ from sagaspan.ledger.records import (
     CallState,
     ChainedRow,
     DeliveryRecord,
+    FreezeRecord,
     LeaseRecord,
     LimitRecord,
     LockRecord,
@@ -166,6 +167,22 @@ class LimitChange:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezeChange:
+    """Freeze the scope of ``record`` if it is not frozen, or lift that if it is, and move the controls on by one."""
+
+    record: FreezeRecord
+    audit: AuditRow
+    lifts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoteChange:
+    """Only append a row to the audit trail. No condition."""
+
+    audit: AuditRow
+
+
+@dataclass(frozen=True, slots=True)
 class RateChange:
     """One call of ``name`` by GCRA, if it need not wait: times in nanoseconds since the epoch (``sagaspan.rate``)."""
 
@@ -202,6 +219,8 @@ Conditional = (
     | ReserveChange
     | UsageChange
     | LimitChange
+    | FreezeChange
+    | NoteChange
     | RateChange
 )
 Change = Conditional | SpendChange
@@ -342,6 +361,9 @@ class Store(Protocol):
 
     def controls_of(self, namespace: str) -> tuple[int, list[LimitRecord]]:
         """The version of a namespace's controls, 0 if none were ever set, and the limits in force at that version."""
+
+    def freezes_of(self, namespace: str | None) -> list[FreezeRecord]:
+        """What is frozen in a namespace (None: in all), oldest first."""
 
     def budget(self, record: BudgetRecord) -> BudgetRecord:
         """The budget that ``record`` names as it is now; ``record`` if nothing was ever used of it."""

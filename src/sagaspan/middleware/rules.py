@@ -34,26 +34,44 @@ class Spending(Protocol):
     def __call__(self, call: Call, /) -> UsageTotals: ...
 
 
-class RulesMiddleware:
-    """``rules`` are those in force, None while there are none; ``spending`` reads what the run of a call has used.
+class File(Protocol):
+    """One content of a policy file."""
 
+    @property
+    def rules(self) -> Rules:
+        """Its rules."""
+
+    @property
+    def version(self) -> str:
+        """A digest of it."""
+
+
+class RulesMiddleware:
+    """``file`` is the policy file in force, None while there is none; ``spending`` reads what a call's run has used.
+
+    ``note`` puts a denial on record.
     ``serve`` is the ledger's answer to a call that is on record: nothing runs then, so nothing is refused.
     """
 
     def __init__(
         self,
-        rules: Callable[[], Rules | None],
+        file: Callable[[], File | None],
         serve: Callable[[Call], Awaitable[Result | None]],
         spending: Spending,
+        note: Callable[[Call, Ruling], None],
     ) -> None:
-        self._rules = rules
+        self._file = file
         self._serve = serve
         self._spending = spending
+        self._note = note
         self._amended: dict[tuple[Tool, Numbered | None, tuple[Numbered, ...]], Tool] = {}
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        rules = self._rules()
-        concerned = () if rules is None else rules.of(call.tool.name)
+        file = self._file()
+        if file is None:
+            return await call_next(call)
+        call = replace(call, policy=file.version)  # of the very rules that are looked at
+        concerned = file.rules.of(call.tool.name)
         if not concerned:
             return await call_next(call)
         call = _copied(call, frozenset().union(*(one.variables for one in concerned)))
@@ -63,7 +81,9 @@ class RulesMiddleware:
             served = await self._serve(call)
             if served is not None:
                 return served
-            raise denied(call, ruling)
+            error = denied(call, ruling)
+            await call.io(self._note, call, ruling)
+            raise error
         return await call_next(replace(call, tool=self._under(call.tool, ruling)))
 
     async def _facts(self, call: Call, names: frozenset[str]) -> dict[str, Any]:
@@ -150,7 +170,10 @@ _FACTS: Final[Mapping[str, Callable[[Call], Any]]] = {
 
 @spans.harmless(None)
 def _tell(call: Call, ruling: Ruling) -> None:
-    if not call.span.is_recording() or not (ruling.rule or ruling.unsure):
+    if not call.span.is_recording():
+        return
+    call.span.set_attribute(semconv.POLICY_VERSION, call.policy or "")
+    if not (ruling.rule or ruling.unsure):
         return
     call.span.set_attribute(semconv.POLICY_ACTION, "ask" if ruling.asks else ruling.action)
     if ruling.rule is not None:

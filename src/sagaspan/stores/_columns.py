@@ -16,6 +16,7 @@ from sagaspan.ledger.records import (
     CallRecord,
     CallState,
     DeliveryRecord,
+    FreezeRecord,
     LeaseRecord,
     LimitRecord,
     LockRecord,
@@ -32,6 +33,7 @@ AUDIT_COLUMNS: Final = tuple(field.name for field in fields(AuditRow))
 LEASE_COLUMNS: Final = tuple(field.name for field in fields(LeaseRecord))
 LOCK_COLUMNS: Final = tuple(field.name for field in fields(LockRecord))
 BUDGET_COLUMNS: Final = tuple(field.name for field in fields(BudgetRecord))
+FREEZE_COLUMNS: Final = tuple(field.name for field in fields(FreezeRecord))
 LIMIT_COLUMNS: Final = tuple(field.name for field in fields(LimitRecord))
 APPROVAL_COLUMNS: Final = tuple(field.name for field in fields(ApprovalRecord))
 DELIVERY_COLUMNS: Final = tuple(field.name for field in fields(DeliveryRecord))
@@ -43,7 +45,7 @@ _CALL_CONSTANTS: Final = frozenset(
      "run_id", "parent_id", "phase",
      "compensates",
      "effect", "declared_write", "arguments", "compensate", "empty_safe", "expect", "pivot", "tool_call_id",
-     "created_us", "claim_seq"}
+     "created_us", "claim_seq", "policy"}
 )  # fmt: skip
 _RUN_CONSTANTS: Final = frozenset(
     {"namespace", "id", "name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input",
@@ -141,6 +143,7 @@ def limit_record(row: Sequence[Any]) -> LimitRecord:
 
 budget_name = attrgetter("namespace", "scope", "unit", "window", "start_us")
 limit_values = attrgetter(*LIMIT_COLUMNS)
+freeze_values = attrgetter(*FREEZE_COLUMNS)
 usage_values = attrgetter(*USAGE_COLUMNS)
 
 

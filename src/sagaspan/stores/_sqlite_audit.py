@@ -9,7 +9,7 @@ from sagaspan._clock import now_us
 from sagaspan.ledger import chain
 from sagaspan.ledger.chain import START, Gap, Link
 from sagaspan.ledger.records import AuditRow, ChainedRow
-from sagaspan.ledger.store import ApprovalChange, CallChange, LimitChange, RunChange
+from sagaspan.ledger.store import ApprovalChange, CallChange, FreezeChange, LimitChange, NoteChange, RunChange
 from sagaspan.stores import _columns as columns
 
 _NAMES: Final = ", ".join(columns.AUDIT_COLUMNS)
@@ -50,7 +50,7 @@ select seq, number, hash,
 """
 _REMEMBERED: Final = 1000
 
-Audited = CallChange | RunChange | ApprovalChange | LimitChange
+Audited = CallChange | RunChange | ApprovalChange | LimitChange | FreezeChange | NoteChange
 
 
 class Chains:
@@ -90,7 +90,7 @@ class Chains:
 
 def content_of(change: Audited) -> bytes | None:
     """The hash of what a change writes of its record."""
-    if isinstance(change, LimitChange):
+    if isinstance(change, LimitChange | FreezeChange | NoteChange):
         return None  # it is in the row
     return chain.content_of(change.record, is_new=not change.expected_version)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sagaspan.ledger.records import BudgetRecord
-from sagaspan.ledger.store import Booked, LimitChange, RateChange, ReserveChange, SpendChange, UsageChange
+from sagaspan.ledger.store import Booked, FreezeChange, LimitChange, RateChange, ReserveChange, SpendChange, UsageChange
 from sagaspan.stores import _columns as columns
 
 # What was overdrawn counts as spent as soon as it fits.
@@ -36,6 +36,11 @@ insert into limits ({", ".join(columns.LIMIT_COLUMNS)}) values ({", ".join("?" *
 _MOVE_CONTROLS: Final = """
 insert into controls (namespace, version) values (?, 1) on conflict do update set version = version + 1
 """
+_FREEZE: Final = f"""
+insert into freezes ({", ".join(columns.FREEZE_COLUMNS)}) values ({", ".join("?" * len(columns.FREEZE_COLUMNS))})
+    on conflict do nothing
+"""  # noqa: S608
+_UNFREEZE: Final = "delete from freezes where namespace = ? and scope = ? and at_us = ?"
 _SAVE_USAGE: Final = f"""
 insert or replace into usage ({", ".join(columns.USAGE_COLUMNS)}) values ({", ".join("?" * len(columns.USAGE_COLUMNS))})
 """  # noqa: S608
@@ -100,7 +105,7 @@ select {key}, count(*), coalesce(sum(u.cost), 0), coalesce(sum(u.prices like '%,
     )
 
 
-BudgetChange = ReserveChange | UsageChange | LimitChange | RateChange
+BudgetChange = ReserveChange | UsageChange | LimitChange | RateChange | FreezeChange
 
 
 def spend(connection: sqlite3.Connection, change: SpendChange) -> int:
@@ -148,6 +153,14 @@ def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:
         full = change.burst * change.interval_ns
         values = (change.namespace, change.name, change.now_ns, change.interval_ns, full)
         return execute(_RATE, values).rowcount == 1
+    if isinstance(change, FreezeChange):
+        frozen = change.record
+        if change.lifts:
+            saved = execute(_UNFREEZE, (frozen.namespace, frozen.scope, frozen.at_us))
+        else:
+            saved = execute(_FREEZE, columns.freeze_values(frozen))
+        execute(_MOVE_CONTROLS, (frozen.namespace,))
+        return saved.rowcount == 1
     if isinstance(change, UsageChange):
         execute(_SAVE_USAGE, columns.usage_values(change.record))
     else:

@@ -29,6 +29,7 @@ from sagaspan.ledger.records import (
     CallState,
     ChainedRow,
     DeliveryRecord,
+    FreezeRecord,
     LeaseRecord,
     LimitRecord,
     LockRecord,
@@ -49,10 +50,12 @@ from sagaspan.ledger.store import (
     DeliveryChange,
     Family,
     Forgotten,
+    FreezeChange,
     HookChange,
     LimitChange,
     LockChange,
     NonceChange,
+    NoteChange,
     RunChange,
     SpendChange,
 )
@@ -81,6 +84,7 @@ _LEASES: Final = ", ".join(columns.LEASE_COLUMNS)
 _LOCKS: Final = ", ".join(columns.LOCK_COLUMNS)
 _APPROVALS: Final = ", ".join(columns.APPROVAL_COLUMNS)
 _BUDGETS: Final = ", ".join(columns.BUDGET_COLUMNS)
+_FREEZES: Final = ", ".join(columns.FREEZE_COLUMNS)
 _LIMITS: Final = ", ".join(f"l.{name}" for name in columns.LIMIT_COLUMNS)
 
 
@@ -417,6 +421,12 @@ class SqliteStore:
             (namespace,),
         )
         return (rows[0][0] if rows else 0), [columns.limit_record(row[1:]) for row in rows if row[1] is not None]
+
+    def freezes_of(self, namespace: str | None) -> list[FreezeRecord]:
+        """What is frozen in a namespace (None: in all), oldest first."""
+        query = f"select {_FREEZES} from freezes where ?1 is null or namespace = ?1 order by at_us, scope"  # noqa: S608
+        return [FreezeRecord(**dict(zip(columns.FREEZE_COLUMNS, row, strict=True)))
+                for row in self._fetch(query, (namespace,))]  # fmt: skip
 
     def budget(self, record: BudgetRecord) -> BudgetRecord:
         """The budget that ``record`` names as it is now; ``record`` if nothing was ever used of it."""
@@ -912,7 +922,7 @@ def _save(connection: sqlite3.Connection, change: Conditional, chains: Chains) -
     if isinstance(change, Barrier):
         found = connection.execute(_OPEN_STEP, (change.namespace, change.run_id))
         return all(step in change.but for (step,) in found)
-    if not isinstance(change, CallChange | RunChange | ApprovalChange | LimitChange):
+    if not isinstance(change, CallChange | RunChange | ApprovalChange | LimitChange | FreezeChange | NoteChange):
         return budgets.save(connection, change)
     # The audit row first: its number becomes the call's place in the claim order.
     chains.append(connection, change.audit, audit.content_of(change))
@@ -922,7 +932,7 @@ def _save(connection: sqlite3.Connection, change: Conditional, chains: Chains) -
         return _save_run(connection, change)
     if isinstance(change, ApprovalChange):
         return _save_approval(connection, change)
-    return budgets.save(connection, change)
+    return isinstance(change, NoteChange) or budgets.save(connection, change)
 
 
 def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
