@@ -54,7 +54,7 @@ def test_the_wheel_has_everything_it_needs(tmp_path: Path) -> None:
     assert {
         "sagaspan/py.typed", "sagaspan/examples/trip.py", "sagaspan/stores/migrations/sqlite/0001_initial.sql",
         "sagaspan/index/schema.sql", "sagaspan/index/views.sql", "sagaspan_langchain/__init__.py",
-        "sagaspan_functions/__init__.py", "sagaspan_langchain/py.typed",
+        "sagaspan_functions/__init__.py", "sagaspan_langchain/py.typed", "sagaspan_crewai/py.typed",
     } <= names  # fmt: skip
     assert not [name for name in names if name.startswith("tests/")]
 
@@ -63,4 +63,5 @@ def test_dependencies_have_floors_and_no_upper_pins() -> None:
     """An upper pin would fight the framework the user already has."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    assert all(">=" in requirement and "<" not in requirement.replace("<=", "") for requirement in required)
+    versions = [requirement.partition(";")[0] for requirement in required]
+    assert all(">=" in version and "<" not in version.replace("<=", "") for version in versions)

@@ -96,15 +96,18 @@ REMEMBERED: Final = 10_000
 """How many of the latest calls keep hold of the functions they were made with."""
 
 T = TypeVar("T")
+Equal = tuple[tuple[str, str, str | None], int]
+"""Which of the equal calls of a run one is."""
 Invoke = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a framework's call comes from, for its span and record."""
+    """Where a framework's call comes from, for its span and record; ``asked`` notes which call of its run it was."""
 
     tool_call_id: str | None = None
     agent: str | None = None
+    asked: list[Equal] | None = None
 
 
 _NOWHERE: Final = Origin()
@@ -537,6 +540,8 @@ class Engine:
             parent = None
         sent_with = None if parent is None else parent.sent_with if parent.scheduled is None else parent.id
         key, occurrence = self._key(tool, arguments, plain, record, run, sent_with)
+        if origin.asked is not None and key.source is KeySource.CONTENT:
+            origin.asked.append(((tool.name, key.fingerprint, sent_with), occurrence))
         resumed = run is not None and run.goes_on_from_before
         return Call(
             id=new_id(now_us()),

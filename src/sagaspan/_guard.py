@@ -30,7 +30,7 @@ from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._defaults import defaults_of
-from sagaspan._engine import Engine, Origin, call_sync
+from sagaspan._engine import Engine, Equal, Origin, call_sync
 from sagaspan._freezes import Frozen, freeze, frozen, unfreeze
 from sagaspan._llm import LlmCall, metered
 from sagaspan._loops import check_loop
@@ -280,9 +280,13 @@ class Guard:
         *,
         tool_call_id: str | None = None,
         agent: str | None = None,
+        asked: list[Equal] | None = None,
     ) -> Any:
-        """Call a defined tool from an adapter: ``invoke`` runs its body with ``arguments``."""
-        origin = Origin(tool_call_id=tool_call_id, agent=agent)
+        """Call a defined tool from an adapter: ``invoke`` runs its body with ``arguments``.
+
+        ``asked`` is a list to note in which call it was, for ``Run.asks_again``.
+        """
+        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked)
         return run_sync(self._engine.call(tool, arguments, context={}, invoke=invoke, backend=SYNC, origin=origin))
 
     async def acall_tool(
@@ -293,9 +297,10 @@ class Guard:
         *,
         tool_call_id: str | None = None,
         agent: str | None = None,
+        asked: list[Equal] | None = None,
     ) -> Any:
         """As ``call_tool`` in a running loop; ``invoke`` gives an awaitable if ``tool.is_async``."""
-        origin = Origin(tool_call_id=tool_call_id, agent=agent)
+        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked)
         return await self._engine.call(tool, arguments, context={}, invoke=invoke, backend=ASYNCIO, origin=origin)
 
     def may_ask(self, tool: Tool) -> bool:

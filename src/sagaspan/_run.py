@@ -59,7 +59,7 @@ from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, 
 from sagaspan.ledger.transitions import RunEvent
 
 if TYPE_CHECKING:
-    from sagaspan._engine import Engine
+    from sagaspan._engine import Engine, Equal
     from sagaspan.budget import Budget
 
 _log = logging.getLogger("sagaspan")
@@ -263,6 +263,14 @@ class Run:
     def can_resume_after(self, error: BaseException) -> None:
         """Leaving by ``error`` interrupts the run: its framework goes on where that stopped it (for adapters)."""
         self._resumable = error
+
+    def asks_again(self, asked: Collection[Equal]) -> None:
+        """A framework begins a piece of work anew: its next calls that equal these are these (for adapters)."""
+        with self._lock:
+            for equal, number in asked:
+                free = self._free.setdefault(equal, [])
+                if number not in free:
+                    heapq.heappush(free, number)
 
     def answered_elsewhere(self, tool_call_ids: Collection[str], until: dt.datetime | None = None) -> None:
         """Recorded calls that the framework's own checkpoint answers: an equal call is the next one (for adapters).

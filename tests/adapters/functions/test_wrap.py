@@ -83,7 +83,7 @@ def test_names(guard: Guard) -> None:
 @pytest.mark.parametrize("target", [5, "pay", [], [pay, 5], {"pay": pay}, int, object()])
 def test_what_nobody_knows(guard: Guard, target: Any) -> None:
     """A target that no adapter knows is refused, naming what it is and the adapters there are."""
-    with pytest.raises(ConfigurationError, match=r"does not know what .*adapters installed: functions"):
+    with pytest.raises(ConfigurationError, match=r"does not know what .*adapters installed: crewai, functions"):
         guard.wrap(target)
 
 

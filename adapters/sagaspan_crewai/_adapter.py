@@ -1,0 +1,57 @@
+"""The adapter of CrewAI: knows its objects by where their classes come from, and imports it only to wrap one."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sagaspan import Budget, ConfigurationError, Guard
+from sagaspan.adapters import PolicyBook
+
+ROOT: Final = "crewai"
+
+
+class CrewAdapter:
+    """Knows CrewAI's objects and those of subclasses of its classes, and lists or tuples with one among them."""
+
+    def knows(self, target: object) -> bool:
+        """Whether ``target`` is of a class of CrewAI's."""
+        if isinstance(target, list | tuple):
+            return any(_is_of_crewai(item) for item in target)
+        return _is_of_crewai(target)
+
+    def wrap(
+        self,
+        guard: Guard,
+        target: Any,
+        book: PolicyBook,
+        *,
+        name: str | None,
+        run_id: str | None,
+        budget: tuple[Budget, ...] | None,
+        on_interrupt: Any,
+    ) -> Any:
+        """``target`` guarded, of the same type; raises ``ConfigurationError`` for anything it cannot guard."""
+        from sagaspan_crewai import _compat
+
+        _compat.check()
+        from sagaspan_crewai import _tools, _twins
+
+        options = {"name": name, "run_id": run_id, "budget": budget, "on_interrupt": on_interrupt}
+        if isinstance(target, list | tuple) or _compat.is_tool(target):
+            given = [option for option, value in options.items() if value is not None]
+            if given:
+                raise ConfigurationError(
+                    f"a wrapped tool opens no run and keeps its name, so it takes no {given[0]}; wrap the crew or "
+                    "agent, or call it within guard.run(...)"
+                )
+            return _tools.wrap_tools(guard, target, book)
+        if _twins.can_guard(target):
+            return _twins.wrap(guard, target, book, _twins.Opening(**options))
+        raise ConfigurationError(
+            f"guard.wrap cannot guard a {type(target).__module__}.{type(target).__qualname__}: wrap the crew, the "
+            "agent, the flow, or its tools"
+        )
+
+
+def _is_of_crewai(target: object) -> bool:
+    return any(kind.__module__.partition(".")[0] == ROOT for kind in type(target).__mro__)

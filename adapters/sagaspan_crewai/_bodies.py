@@ -1,0 +1,223 @@
+"""One call of a tool's body: what the ledger records of it, and what CrewAI and its model get back.
+
+What the model can act on, an error of the tool or a refusal, comes back as a ``ToolFailure``: CrewAI shows its text to
+the model, never calls the body again for it, never caches it and never takes it for the answer of the crew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from sagaspan import NotApplied, SagaspanError
+from sagaspan.adapters import told, told_of_tool
+from sagaspan_crewai import _compat
+from sagaspan_crewai._compat import ToolFailure, ToolFailureReason
+from sagaspan_crewai._session import Decision, Session, decision_in_force, session_in_force
+from sagaspan_crewai._toolbox import MARK, Guarded, Toolbox, body_of, bound
+
+_STOPS: Final = "the run stops; nothing more is done in it"
+
+
+class ToolSaysFailed(NotApplied):
+    """A tool returned a ``ToolFailure``: its own word that it did not do what it was asked."""
+
+    def __init__(self, failure: ToolFailure) -> None:
+        super().__init__(failure.as_agent_message())
+        self.failure = failure
+
+
+class McpError(Exception):
+    """An MCP server answered with an error, which does not say whether anything happened."""
+
+    def __init__(self, failure: ToolFailure) -> None:
+        super().__init__(failure.as_agent_message())
+        self.failure = failure
+
+
+def install(tool: Any, owner: Toolbox | None = None) -> None:
+    """Guard the body of ``tool`` where CrewAI keeps it; without a guarded kickoff around, it passes everything on.
+
+    The object stays the same one, so all that CrewAI and the user know of it stays true. ``owner`` guards every call.
+    """
+    place = "func" if _keeps_function(tool) else "_run"
+    if hasattr(vars(tool).get(place), MARK):
+        return
+    # Not by assignment: pydantic knows no field of the method's name.
+    vars(tool)[place] = _guarded(tool, bound(tool), body_of(tool), owner)
+
+
+def install_structured(structured: Any) -> None:
+    """Guard the copy of a body that the text protocol took from a tool before that was guarded."""
+    tool = structured._original_tool  # noqa: SLF001 - CrewAI's only way from one to the other
+    if tool is None:
+        install(structured)
+    elif not _keeps_function(tool) and not hasattr(structured.func, MARK):
+        structured.func = vars(tool)["_run"]
+
+
+def _keeps_function(tool: Any) -> bool:
+    return isinstance(tool, _compat.FunctionTool | _compat.CrewStructuredTool)
+
+
+def _guarded(
+    tool: Any, run: Callable[..., Any], original: Callable[..., Any], owner: Toolbox | None
+) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(original):
+
+        @functools.wraps(original)
+        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
+            call = _BodyCall.made(tool, run, owner)
+            return await (run(*args, **kwargs) if call is None else call.amake(args, kwargs))
+
+        guarded: Callable[..., Any] = guarded_async
+    else:
+
+        @functools.wraps(original)
+        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+            call = _BodyCall.made(tool, run, owner)
+            return run(*args, **kwargs) if call is None else call.make(args, kwargs)
+
+        guarded = guarded_sync
+    setattr(guarded, MARK, original)
+    # CrewAI reads the signature of a method, which has no ``self`` any more.
+    guarded.__signature__ = inspect.signature(run)  # type: ignore[attr-defined] # as inspect reads it
+    return guarded
+
+
+class _BodyCall:
+    """One call of a guarded body."""
+
+    def __init__(self, tool: Any, run: Callable[..., Any], box: Toolbox, session: Session | None) -> None:
+        self._tool = tool
+        self._run = run
+        self._box = box
+        self._session = session
+        decision = decision_in_force.get()
+        self._decision: Decision | None = decision if decision is not None and decision.tool is tool else None
+        self._is_agents = self._decision is not None or (decision is None and _compat.is_agents_call())
+
+    @classmethod
+    def made(cls, tool: Any, run: Callable[..., Any], owner: Toolbox | None) -> _BodyCall | None:
+        """The call that is made here; None if nobody guards it."""
+        session = session_in_force.get()
+        box = owner or (None if session is None else session.tools)
+        return None if box is None else cls(tool, run, box, session)
+
+    def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self._decision is not None and self._decision.answered:
+            return self._decision.answer
+        with self._alone():
+            try:
+                guarded = self._prepared()
+                arguments = guarded.arguments(args, kwargs)
+                if guarded.tool is None:
+                    value = self._result(self._run(**arguments))
+                else:
+                    value = self._box.guard.call_tool(guarded.tool, arguments, self._invoke, **self._origin())
+                return self._answered(self._delivered(guarded, value))
+            except Exception as error:  # noqa: BLE001 - told to the model, or raised again
+                return self._answered(self._told(error))
+
+    async def amake(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self._decision is not None and self._decision.answered:
+            return self._decision.answer
+        with self._alone():
+            try:
+                guarded = self._prepared()
+                arguments = guarded.arguments(args, kwargs)
+                if guarded.tool is None:
+                    value = self._result(await self._run(**arguments))
+                else:
+                    value = await self._box.guard.acall_tool(guarded.tool, arguments, self._ainvoke, **self._origin())
+                return self._answered(self._delivered(guarded, value))
+            except Exception as error:  # noqa: BLE001 - told to the model, or raised again
+                return self._answered(self._told(error))
+
+    # -- around the ledger ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """What the body calls itself is no decision of the model's."""
+        token = decision_in_force.set(None)
+        try:
+            yield
+        finally:
+            decision_in_force.reset(token)
+
+    def _prepared(self) -> Guarded:
+        if self._session is not None:
+            self._session.check()
+        return self._box.of(self._tool)
+
+    def _origin(self) -> dict[str, Any]:
+        if self._decision is None or self._session is None:
+            return {}
+        return {"agent": self._decision.agent, "asked": self._session.attempt_of(self._decision.task)}
+
+    def _invoke(self, final: Mapping[str, Any]) -> Any:
+        result = self._run(**final)
+        if asyncio.iscoroutine(result):  # a plain function that gives one, as CrewAI runs it
+            result = asyncio.run(result)
+        return self._result(result)
+
+    async def _ainvoke(self, final: Mapping[str, Any]) -> Any:
+        return self._result(await self._run(**final))
+
+    def _result(self, result: Any) -> Any:
+        """What the body returned; raises for what says that it failed."""
+        if isinstance(self._tool, _compat.BaseAgentTool) and self._session is not None:
+            # Delegation makes text of everything that ends its worker, and would be on record as done.
+            if self._session.stopped is not None:
+                raise self._session.stopped
+            return result
+        if isinstance(result, ToolFailure):
+            raise McpError(result) if result.reason is ToolFailureReason.MCP_ERROR else ToolSaysFailed(result)
+        return result
+
+    # -- what comes back -----------------------------------------------------------------------------------------
+
+    def _delivered(self, guarded: Guarded, value: Any) -> Any:
+        if guarded.policy.critical is False and isinstance(value, dict) and set(value) == {"status", "error", "call"}:
+            return ToolFailure(message=json.dumps(value), reason=ToolFailureReason.EXCEPTION)
+        schema = self._tool.result_schema
+        if schema is not None and isinstance(value, dict):  # answered from the record, which keeps plain data
+            with contextlib.suppress(ValueError):
+                return schema.model_validate(value)
+        return value
+
+    def _answered(self, answer: Any) -> Any:
+        if self._decision is not None:
+            self._decision.answer, self._decision.answered = answer, True
+        return answer
+
+    def _told(self, error: Exception) -> ToolFailure:
+        """What the model is told of ``error``; raises it where no model asked, and ends the run if it must."""
+        if not self._is_agents:
+            raise error
+        guarded = self._box.of(self._tool) if not isinstance(error, SagaspanError) else None
+        if isinstance(error, _compat.Stopping):
+            return ToolFailure(message=_STOPS)
+        if isinstance(error, SagaspanError):
+            data = told(error)
+            if data is not None:
+                return ToolFailure(message=json.dumps(data))
+            return self._stopped_by(error)
+        assert guarded is not None  # noqa: S101 - it was made for this case
+        if guarded.policy.critical:
+            return self._stopped_by(error)
+        if isinstance(error, ToolSaysFailed):
+            return error.failure
+        reason = error.failure.reason if isinstance(error, McpError) else ToolFailureReason.EXCEPTION
+        return ToolFailure(message=json.dumps(told_of_tool(error, guarded.policy.effect)), reason=reason)
+
+    def _stopped_by(self, error: Exception) -> ToolFailure:
+        if self._session is None:
+            raise error
+        self._session.stop(error)
+        return ToolFailure(message=_STOPS)

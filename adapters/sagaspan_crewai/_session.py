@@ -1,0 +1,97 @@
+"""What goes on inside one guarded kickoff: its run, its tools, and whether it has to stop.
+
+The context variable holds it; CrewAI's threads and tasks copy the context, so they all share the one object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from sagaspan import Guard, Run
+from sagaspan_crewai import _compat
+from sagaspan_crewai._compat import Stopping
+
+
+@dataclass(slots=True)
+class Decision:
+    """One decision of a model to call a tool, from the hook before it to the hook after it.
+
+    CrewAI may call the body several times for it; ``answer`` is what the first one gave.
+    """
+
+    tool: Any
+    agent: str | None
+    task: str | None
+    answer: Any = None
+    answered: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One kickoff of ``target``; ``tools`` knows its guarded tools."""
+
+    guard: Guard
+    run: Run
+    target: Any
+    tools: Any
+    outer: Session | None = None
+    stopped: BaseException | None = None
+    attempts: dict[str, list[Any]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stop(self, error: BaseException) -> None:
+        """End the kickoff, and the ones around it, with ``error``, whoever swallows it on the way."""
+        with self._lock:
+            self.stopped = self.stopped or error
+        if self.outer is not None and self.outer.run is self.run:
+            self.outer.stop(error)
+
+    def check(self) -> None:
+        """Raise, through CrewAI, what ended this kickoff."""
+        if self.stopped is not None:
+            raise Stopping(self.stopped)
+
+    def shown(self, error: BaseException) -> BaseException:
+        """``error`` of the kickoff as its caller shall see it."""
+        if not isinstance(error, Exception):
+            return error
+        return self.stopped or (error.original if isinstance(error, Stopping) else error)
+
+    # -- attempts of a task ------------------------------------------------------------------------------------
+
+    def attempt_of(self, task: str | None) -> list[Any] | None:
+        """The books of what the attempt of ``task`` that runs now has asked for."""
+        return None if task is None else self.attempts.setdefault(task, [])
+
+    def starts(self, task: str) -> None:
+        """``task`` is begun; a second time it asks again for what it asked for before, and is answered as then."""
+        with self._lock:
+            asked, self.attempts[task] = self.attempts.get(task, []), []
+        self.run.asks_again(asked)
+
+
+session_in_force: ContextVar[Session | None] = ContextVar("sagaspan_crewai_session", default=None)
+decision_in_force: ContextVar[Decision | None] = ContextVar("sagaspan_crewai_decision", default=None)
+
+
+@contextlib.contextmanager
+def in_force(session: Session) -> Iterator[None]:
+    """``session`` is the one whose hooks and events are heard within the block."""
+    from sagaspan_crewai import _hooks
+
+    token = session_in_force.set(session)
+    decision = decision_in_force.set(None)
+    try:
+        with _compat.listening(
+            before_tool=_hooks.before_tool, after_tool=_hooks.after_tool, before_model=_hooks.before_model,
+            on_event=_hooks.on_event,
+        ):  # fmt: skip
+            yield
+    finally:
+        decision_in_force.reset(decision)
+        session_in_force.reset(token)

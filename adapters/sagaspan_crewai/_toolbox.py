@@ -1,0 +1,188 @@
+"""The tools of a wrapped object as the ledger knows them: under which name, which policy, undone by what."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import keyword
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sagaspan import ConfigurationError, Guard, Policy
+from sagaspan.adapters import PolicyBook, Tool, tool_behind
+from sagaspan_crewai import _compat
+
+IDEMPOTENCY_KEY: Final = "idempotency_key"
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """A tool of CrewAI's as the ledger knows it; ``tool`` is None if its function guards itself (``@guard.tool``)."""
+
+    name: str
+    tool: Tool | None
+    policy: Policy
+    names: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What a body was called with, by name; a default that the model left out is the same as one it wrote."""
+        if len(args) > len(self.names):
+            raise TypeError(f"tool {self.name!r} takes {len(self.names)} arguments, {len(args)} were given by position")
+        given = {**self.defaults, **kwargs, **dict(zip(self.names, args, strict=False))}
+        given.pop(IDEMPOTENCY_KEY, None)  # the guard's to fill, never the model's
+        return given
+
+
+class Toolbox:
+    """The guarded tools of one wrapped object, defined when they are first seen.
+
+    CrewAI makes some tools as it goes (delegation, memory, MCP), so not all are known from the start. ``books`` are
+    the policies of the wraps it is in, the outermost first; ``peers`` are what a compensation can be named after.
+    """
+
+    def __init__(self, guard: Guard, books: tuple[PolicyBook, ...], tools: Iterable[Any]) -> None:
+        self.guard = guard
+        self.books = books
+        self.peers = {_compat.canonical(tool.name): tool for tool in tools}
+        self._defined: dict[int, tuple[Any, Guarded]] = {}
+        for tool in self.peers.values():
+            self.of(tool)
+
+    def within(self, outer: Toolbox | None) -> Toolbox:
+        """These tools, under the policies of the object around theirs as well."""
+        if outer is None or outer.guard is not self.guard:
+            return self
+        return Toolbox(self.guard, (*outer.books, *self.books), self.peers.values())
+
+    def of(self, tool: Any) -> Guarded:
+        """``tool`` as the ledger knows it; raises ``ConfigurationError``."""
+        known = self._defined.get(id(tool))
+        if known is None:
+            # The tool is kept beside, so that no other one gets its id.
+            known = self._defined.setdefault(id(tool), (tool, self._define(tool)))
+        return known[1]
+
+    def _define(self, tool: Any) -> Guarded:
+        name, body = _compat.canonical(tool.name), body_of(tool)
+        behind = tool_behind(body)
+        if behind is not None:
+            if any(alias in book.names() for book in self.books for alias in aliases_of(tool)):
+                raise ConfigurationError(
+                    f"the tool {tool.name!r} is guarded already; give its policy where that happens, not to this wrap"
+                )
+            return Guarded(name=name, tool=None, policy=behind.policy, names=behind.parameters, defaults={})
+        policy = self._with_compensation(name, self._policy_of(tool))
+        own = _parameters(body)
+        names = tuple(_schema_names(tool) or own)
+        visible = tuple(each for each in names if each != IDEMPOTENCY_KEY)
+        defined = self.guard.define(
+            body,
+            name=name,
+            policy=policy,
+            signature=_signature([*visible, *([IDEMPOTENCY_KEY] if IDEMPOTENCY_KEY in own else [])]),
+            is_async=inspect.iscoroutinefunction(body),
+            description=tool.description,
+            send=(lambda arguments: bound(tool)(**arguments)) if policy.defer else None,
+        )
+        return Guarded(name=name, tool=defined, policy=policy, names=visible, defaults=_defaults(own, visible))
+
+    def _policy_of(self, tool: Any) -> Policy:
+        name, *others = aliases_of(tool)
+        policy = self.guard.policy_for(name, Policy(), self.books[0])
+        for book in self.books[1:]:
+            policy = book.for_tool(name).over(policy)
+        for alias in others:
+            for book in self.books:
+                if alias in book.names():
+                    policy = book.for_tool(alias).over(policy)
+        return policy
+
+    def _with_compensation(self, name: str, policy: Policy) -> Policy:
+        """``policy`` with the function of the crew's tool that its ``compensate`` names, under the tool's name."""
+        called = policy.compensate
+        if not isinstance(called, str) or called not in self.peers:
+            return policy
+        undo = self.peers[called]
+        if _compat.canonical(undo.name) == name:
+            raise ConfigurationError(f"the tool {name!r} cannot compensate itself")
+        behind = tool_behind(body_of(undo))
+        return policy.replace(compensate=_named(behind.function if behind else bound(undo), called))
+
+
+def aliases_of(tool: Any) -> tuple[str, ...]:
+    """The names a policy may have for ``tool``: what models call it, what its author did, and the MCP server."""
+    names = [_compat.canonical(tool.name), tool.name]
+    if isinstance(tool, _compat.MCPNativeTool):
+        names += [tool.original_tool_name, _compat.canonical(tool.original_tool_name)]
+    return tuple(dict.fromkeys(names))
+
+
+# -- where CrewAI keeps a body ----------------------------------------------------------------------------------
+
+MARK: Final = "__sagaspan_crewai__"
+"""The attribute by which a guarded body names the one it guards."""
+
+
+def body_of(tool: Any) -> Callable[..., Any]:
+    """The user's function behind a tool, unguarded; a method of a class of the user's is not bound."""
+    if isinstance(tool, _compat.BaseTool) and not isinstance(tool, _compat.FunctionTool):
+        method: Callable[..., Any] = type(tool)._run  # noqa: SLF001 - what its subclasses define is its API
+        return method
+    function: Callable[..., Any] = tool.func
+    return getattr(function, MARK, function)
+
+
+def bound(tool: Any) -> Callable[..., Any]:
+    """What runs the unguarded body of ``tool`` with the model's arguments."""
+    body = body_of(tool)
+    is_method = isinstance(tool, _compat.BaseTool) and not isinstance(tool, _compat.FunctionTool)
+    return functools.partial(body, tool) if is_method else body
+
+
+def _schema_names(tool: Any) -> list[str]:
+    return list(getattr(tool.args_schema, "model_fields", None) or ())
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return {}
+    found = {name: parameter for name, parameter in signature.parameters.items() if parameter.kind in _NAMED}
+    found.pop("self", None)
+    return found
+
+
+def _defaults(own: Mapping[str, inspect.Parameter], names: tuple[str, ...]) -> dict[str, Any]:
+    plain = (str, int, float, bool, type(None))
+    return {name: own[name].default for name in names if name in own and isinstance(own[name].default, plain)}
+
+
+def _signature(names: list[str]) -> inspect.Signature:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    writable = [name for name in names if name.isidentifier() and not keyword.iskeyword(name)]
+    return inspect.Signature([inspect.Parameter(name, kind) for name in writable])
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``function`` under the name the ledger shall record, with its signature and its module."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    if inspect.iscoroutinefunction(inner):
+
+        async def undo_async(**arguments: Any) -> Any:
+            return await function(**arguments)
+
+        undo: Callable[..., Any] = undo_async
+    else:
+
+        def undo_sync(**arguments: Any) -> Any:
+            return function(**arguments)
+
+        undo = undo_sync
+    undo.__name__ = name
+    undo.__module__ = getattr(inner, "__module__", "")
+    undo.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # as inspect reads it
+    return undo

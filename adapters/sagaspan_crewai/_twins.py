@@ -1,0 +1,303 @@
+"""Crews, agents and flows whose kickoffs are runs; the original is left as it is.
+
+A wrapped object is of a subclass of its own class that overrides where its work begins, and shares the original's
+state. What CrewAI builds on those (streams, batches, kickoffs in threads) comes through them by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from sagaspan import Budget, ConfigurationError, Guard, Run
+from sagaspan.adapters import PolicyBook
+from sagaspan_crewai import _compat
+from sagaspan_crewai._bodies import install
+from sagaspan_crewai._session import Session, in_force, session_in_force
+from sagaspan_crewai._toolbox import Toolbox, aliases_of
+
+_STATE: Final = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+_WIRING: Final = "__sagaspan_wiring__"
+_LONGEST_NAME: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a wrapped object opens its runs."""
+
+    name: str | None = None
+    run_id: str | None = None
+    budget: tuple[Budget, ...] | None = None
+    on_interrupt: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What a twin knows: its guard, its tools, how it opens runs, and which item of a batch it is."""
+
+    guard: Guard
+    tools: Toolbox
+    opening: Opening
+    agent: str | None
+    item: int | None = None
+
+
+def can_guard(target: Any) -> bool:
+    """Whether ``target`` is a crew, an agent or a flow."""
+    return isinstance(target, _compat.Crew | _compat.Agent | _compat.Flow)
+
+
+def wrap(guard: Guard, target: Any, book: PolicyBook, opening: Opening) -> Any:
+    """``target`` guarded; raises ``ConfigurationError`` for a policy of a tool it does not have."""
+    if hasattr(target, _WIRING):
+        raise ConfigurationError(
+            f"the {_kind(target)} {_name(target)!r} is guarded already; wrap it once, with all its policies"
+        )
+    tools = list(_tools_of(target))
+    if not _makes_tools(target):
+        book.check_names(
+            [alias for tool in tools for alias in aliases_of(tool)], where=f"the {_kind(target)} {_name(target)!r}"
+        )
+    wiring = Wiring(
+        guard=guard,
+        tools=Toolbox(guard, (book,), tools),
+        opening=replace(opening, name=opening.name or _name(target)),
+        agent=target.role if isinstance(target, _compat.Agent) else None,
+    )
+    for tool in tools:
+        install(tool)
+    kind: Any = type(target)
+    return _twin(target, _guarded_class(kind), wiring)
+
+
+def _kind(target: Any) -> str:
+    return "crew" if isinstance(target, _compat.Crew) else "agent" if isinstance(target, _compat.Agent) else "flow"
+
+
+def _name(target: Any) -> str:
+    """The name of its runs: its own, the agent's role, the class of a flow."""
+    name = target.role if isinstance(target, _compat.Agent) else getattr(target, "name", None)
+    return (str(name or "").strip() or type(target).__name__)[:_LONGEST_NAME]
+
+
+# -- the tools inside --------------------------------------------------------------------------------------------
+
+
+def _tools_of(target: Any) -> Iterator[Any]:
+    """The tools that ``target`` has before it starts, each once."""
+    seen: set[int] = set()
+    for tool in _all_tools_of(target):
+        if _compat.is_tool(tool) and id(tool) not in seen:
+            seen.add(id(tool))
+            yield tool
+
+
+def _all_tools_of(target: Any) -> Iterator[Any]:
+    if isinstance(target, _compat.Crew):
+        for agent in _agents_of(target):
+            yield from getattr(agent, "tools", None) or ()
+        for task in target.tasks:
+            yield from task.tools or ()
+            if task.agent is not None:
+                yield from getattr(task.agent, "tools", None) or ()
+    elif isinstance(target, _compat.Agent):
+        yield from target.tools or ()
+
+
+def _agents_of(crew: Any) -> Iterator[Any]:
+    yield from crew.agents
+    if crew.manager_agent is not None:
+        yield crew.manager_agent
+
+
+def _makes_tools(target: Any) -> bool:
+    """Whether it gets tools while it runs whose names nobody knows yet."""
+    if isinstance(target, _compat.Flow):
+        return True
+    agents = _agents_of(target) if isinstance(target, _compat.Crew) else iter([target])
+    return any(getattr(agent, "mcps", None) or getattr(agent, "apps", None) for agent in agents)
+
+
+# -- the class that is made for a class ---------------------------------------------------------------------------
+
+
+def _twin(target: Any, kind: type, wiring: Wiring) -> Any:
+    """An object of ``kind`` with the very state of ``target``: no constructor runs, so nothing of it is lost."""
+    twin: Any = object.__new__(kind)
+    for name in _STATE:
+        object.__setattr__(twin, name, getattr(target, name, None))
+    object.__setattr__(twin, _WIRING, wiring)
+    return twin
+
+
+@functools.cache  # pydantic takes a tenth of a second for one
+def _guarded_class(base: Any) -> Any:
+    # A slot is the twin's own, while it shares all else with the original.
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__slots__": (_WIRING,)}
+    return type(base)(base.__name__, (base,), {**names, "__doc__": base.__doc__, **_members(base)})
+
+
+def _members(base: Any) -> dict[str, Any]:
+    if issubclass(base, _compat.Crew):
+        batches = {name: _batch(getattr(base, name)) for name in ("kickoff_for_each",)}
+        batches |= {name: _abatch(getattr(base, name)) for name in ("kickoff_for_each_async", "akickoff_for_each")}
+        return {
+            "kickoff": _sync(base.kickoff),
+            "akickoff": _async(base.akickoff),
+            "replay": _sync(base.replay),
+            "copy": _copied(base.copy),
+            **batches,
+        }
+    if issubclass(base, _compat.Agent):
+        return {
+            "kickoff": _sync(base.kickoff),
+            "kickoff_async": _async(base.kickoff_async),
+            "akickoff": _async(base.akickoff),
+            "execute_task": _sync(base.execute_task),
+            "aexecute_task": _async(base.aexecute_task),
+        }
+    return {"kickoff_async": _async(base.kickoff_async), "resume_async": _async(base.resume_async)}
+
+
+def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _passes(self) or (isinstance(self, _compat.Agent) and _loop_is_running()):
+            return method(self, *args, **kwargs)
+        run, is_own = _run_for(self)
+        if is_own:
+            with run:
+                return _within(self, run, functools.partial(method, self, *args, **kwargs))
+        return _within(self, run, functools.partial(method, self, *args, **kwargs))
+
+    return guarded
+
+
+def _async(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _passes(self):
+            return await method(self, *args, **kwargs)
+        run, is_own = _run_for(self)
+        if is_own:
+            async with run:
+                return await _awithin(self, run, method(self, *args, **kwargs))
+        return await _awithin(self, run, method(self, *args, **kwargs))
+
+    return guarded
+
+
+def _passes(self: Any) -> bool:
+    """Whether the call begins nothing: it is part of one that began, or gives a stream, which begins later."""
+    session = session_in_force.get()
+    return (session is not None and session.target is self) or bool(getattr(self, "stream", False))
+
+
+def _within(self: Any, run: Run, work: Callable[[], Any]) -> Any:
+    session = _session(self, run)
+    try:
+        with in_force(session):
+            result = work()
+    except Exception as error:
+        shown = session.shown(error)
+        if shown is error:
+            raise
+        raise shown from None
+    if session.stopped is not None:  # somebody on the way swallowed it
+        raise session.stopped
+    return result
+
+
+async def _awithin(self: Any, run: Run, work: Any) -> Any:
+    session = _session(self, run)
+    try:
+        with in_force(session):
+            result = await work
+    except Exception as error:
+        shown = session.shown(error)
+        if shown is error:
+            raise
+        raise shown from None
+    if session.stopped is not None:
+        raise session.stopped
+    return result
+
+
+def _session(self: Any, run: Run) -> Session:
+    wiring, outer = _wiring(self), session_in_force.get()
+    tools = wiring.tools.within(None if outer is None else outer.tools)
+    for tool in _tools_of(self):  # an item of a batch may have tools of its own, and so has what was added since
+        install(tool)
+    return Session(guard=wiring.guard, run=run, target=self, tools=tools, outer=outer)
+
+
+def _run_for(self: Any) -> tuple[Run, bool]:
+    """The run of a kickoff that begins, and whether it is one of its own."""
+    wiring = _wiring(self)
+    opening, item = wiring.opening, wiring.item
+    current = wiring.guard.current_run()
+    if current is not None and opening.budget is None and item is None:
+        return current, False
+    run_id = opening.run_id if item is None or opening.run_id is None else f"{opening.run_id}/{item}"
+    made = wiring.guard.run(
+        opening.name or "crew", id=run_id, agent=wiring.agent, budget=opening.budget, on_interrupt=opening.on_interrupt
+    )
+    return made, True
+
+
+def _wiring(self: Any) -> Wiring:
+    wiring: Wiring = getattr(self, _WIRING)
+    return wiring
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+# -- batches: a run for each item --------------------------------------------------------------------------------
+
+_items: ContextVar[list[int] | None] = ContextVar("sagaspan_crewai_items", default=None)
+
+
+def _batch(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _items.set([])
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            _items.reset(token)
+
+    return guarded
+
+
+def _abatch(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _items.set([])
+        try:
+            return await method(self, *args, **kwargs)
+        finally:
+            _items.reset(token)
+
+    return guarded
+
+
+def _copied(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def copy(self: Any) -> Any:
+        wiring, items = _wiring(self), _items.get()
+        if items is not None:
+            items.append(len(items) + 1)
+            wiring = replace(wiring, item=items[-1])
+        return _twin(method(self), type(self), wiring)
+
+    return copy
