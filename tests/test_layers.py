@@ -124,7 +124,7 @@ ALLOWED = {
     "_llm": DATA | {"ledger", "llm", "_headroom", "_outcome", "_reaper", "_said"},
     "_freezes": BASE | {"ledger"},
     "_views": BASE | {"ledger", "_freezes", "_backends", "_probe", "_saga"},
-    "_anchors": {"exceptions", "ledger.chain"},
+    "_anchors": {"exceptions", "_clock", "ledger.chain", "ledger.records"},
     "_audit": BASE | {"ledger", "_backends", "_anchors"},
     "_adapters": {"exceptions", "_checks"},
     "_prune": BASE | {"ledger"},

@@ -6,7 +6,6 @@ that a file that lost its end is not taken for one.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 from collections.abc import Iterator
@@ -15,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
+from sagaspan._clock import now_us
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.chain import Link
+from sagaspan.ledger.records import moment
 
 Name = tuple[str, str]
 """The namespace and the run of a chain."""
@@ -59,7 +60,7 @@ def writing_anchor(path: Path, *, chained_from: int, namespace: str | None) -> I
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     head = {
         "what": _WHAT, "version": 1, "namespace": namespace, "chained_from": chained_from,
-        "at": dt.datetime.now(dt.UTC).isoformat(),
+        "at": moment(now_us()).isoformat(),
     }  # fmt: skip
     try:
         with os.fdopen(os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from sagaspan import Guard
+from sagaspan import ApprovalPending, Guard
 from tests.cli.conftest import Sagaspan
 
 
@@ -124,3 +126,47 @@ class TestNamespaces:
         with Guard(namespace="shop") as guard:
             assert [run.namespace for run in guard.runs.list()] == ["shop"]
             assert [call.namespace for call in guard.calls.list(open=False)] == ["shop"]
+
+
+class TestApprovals:
+    """Who approved what, when, by which channel, for which digest."""
+
+    @pytest.fixture(autouse=True)
+    def _approved(self, guard: Guard) -> None:
+        pay = guard.tool("pay", effect="write", approve=True)(lambda amount: amount)
+        with guard.override(approver="inbox"):
+            for _ in range(2):
+                with contextlib.suppress(ApprovalPending), guard.run("job", id="order-1"):
+                    pay(5)
+                for request in guard.approvals.list():
+                    guard.approvals.approve(request.id, by="alice")
+        (self.request,) = guard.approvals.list(status=())
+
+    def test_a_request_by_prefix_has_its_history(self, sagaspan: Sagaspan) -> None:
+        """Asked, approved, used: with who did it."""
+        assert self.request.state == "consumed"
+        out = sagaspan("show", self.request.id[:20]).out
+        assert self.request.digest in out
+        assert "approval.approve" in out
+        told = sagaspan("show", self.request.id, "--json").json
+        assert [(row["event"], row["digest"]) for row in told["history"]] == [
+            (f"approval.{event}", self.request.digest) for event in ("ask", "approve", "consume")
+        ]
+        assert told["history"][1]["actor"] == "alice"
+
+    def test_a_call_says_who_approved_it(self, sagaspan: Sagaspan) -> None:
+        """With the digest of what was approved, and the request's history among its own."""
+        out = sagaspan("show", self.request.call_id).out
+        assert "alice (api" in out
+        assert self.request.digest in out
+        told = sagaspan("calls", "show", self.request.call_id, "--json").json
+        assert [row["event"] for row in told["history"]] == [
+            "approval.ask", "approval.approve", "claim", "approval.consume", "succeed",
+        ]  # fmt: skip
+        assert told["approvals"][0]["digest"] == self.request.digest
+
+    def test_a_run_lists_its_requests(self, sagaspan: Sagaspan) -> None:
+        """Each with who decided it."""
+        assert "alice (api" in sagaspan("show", "order-1").out
+        (told,) = sagaspan("runs", "show", "order-1", "--json").json["approvals"]
+        assert (told["id"], told["state"], told["digest"]) == (self.request.id, "consumed", self.request.digest)

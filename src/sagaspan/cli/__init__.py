@@ -19,7 +19,7 @@ from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, SagaspanErro
 _COMMANDS = {
     "demo": ("demo", "The whole story, offline, in seconds."),
     "status": ("status", "Everything that needs a person, each with its next command; exit 4 if any."),
-    "show": ("show", "A run, call, trace or idempotency key, by unique prefix."),
+    "show": ("show", "A run, call, approval, trace or idempotency key, by unique prefix."),
     "runs": ("runs", "What agents did: list, show, pause, resume."),
     "calls": ("calls", "What was called, what is in doubt: list, show, duplicates, resolve."),
     "approvals": ("approvals", "What waits for approval: list, show, approve, deny, edit, watch."),

@@ -80,7 +80,7 @@ def list_approvals(
 @pass_settings
 def show_approval(settings: Settings, request_id: str) -> None:
     """One request: everything of it, from exactly the bytes that are decided about."""
-    print_request(_the_request(settings, request_id)[1], settings)
+    print_request(the_request(settings, request_id)[1], settings)
 
 
 @approvals.command()
@@ -92,7 +92,7 @@ def show_approval(settings: Settings, request_id: str) -> None:
 @pass_settings
 def approve(settings: Settings, request_id: str, digest: str | None, yes: bool, grant: str | None) -> None:
     """Agree to exactly what is shown; it is shown first."""
-    view, request = _the_request(settings, request_id)
+    view, request = the_request(settings, request_id)
     _confirm(request, "Approve exactly this?", digest=digest, yes=yes)
     _say_decided(settings, view.approve(request.id, roles=_roles(), grant=grant, **_seen(request, digest)))
 
@@ -104,7 +104,7 @@ def approve(settings: Settings, request_id: str, digest: str | None, yes: bool, 
 @pass_settings
 def deny(settings: Settings, request_id: str, reason: str | None) -> None:
     """Say no, which is final for these arguments in that run; also of what was approved and has not started."""
-    view, request = _the_request(settings, request_id)
+    view, request = the_request(settings, request_id)
     _say_decided(settings, view.deny(request.id, reason))
 
 
@@ -117,7 +117,7 @@ def deny(settings: Settings, request_id: str, reason: str | None) -> None:
 @pass_settings
 def edit(settings: Settings, request_id: str, arguments: str, digest: str | None, yes: bool) -> None:
     """Agree to other arguments: all of them, as a JSON object. You are one of those who must agree."""
-    view, request = _the_request(settings, request_id)
+    view, request = the_request(settings, request_id)
     wanted = _parsed(arguments)
     from sagaspan.rendering import render
 
@@ -179,7 +179,8 @@ def print_request(request: ApprovalRequest, settings: Settings) -> None:
             click.echo(f"{'next':<12}{settings.command(f'approvals {verb} {request.id}')}")
 
 
-def _the_request(settings: Settings, prefix: str) -> tuple[Approvals, ApprovalRequest]:
+def the_request(settings: Settings, prefix: str) -> tuple[Approvals, ApprovalRequest]:
+    """The request of this id or unique prefix, and what decides it; raises ``NotFound``."""
     store = _store(settings)
     found = store.match_approvals(prefix, limit=11)
     if not found:

@@ -71,12 +71,10 @@ def list_calls(
 def show_call(settings: Settings, call_id: str) -> None:
     """One call with its history, by id, key or unique prefix."""
     from sagaspan.cli.show import print_call
-    from sagaspan.ledger.in_doubt import history
     from sagaspan.ledger.records import call_info
 
-    store = settings.open_store()
-    record = the_call(store, call_id)
-    print_call(call_info(record), settings, history(store, record))
+    record = the_call(settings.open_store(), call_id)
+    print_call(call_info(record), settings)
 
 
 @calls.command()

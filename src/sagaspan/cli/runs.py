@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import click
 
+from sagaspan.cli._decided import as_data, emit_requests, requests_of
 from sagaspan.cli._found import namespace_of, the_run, with_namespaces
 from sagaspan.cli._options import Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say, short, styled, visible, when
@@ -100,8 +101,9 @@ def resume(settings: Settings, run_id: str, actor: str | None, namespace: str | 
 
 def print_run(run: RunInfo, settings: Settings) -> None:
     """A run and its calls."""
+    requests = requests_of(settings.open_store(), run.namespace, run.id)
     if settings.as_json:
-        emit_json(run)
+        emit_json({**{field.name: getattr(run, field.name) for field in fields(run)}, "approvals": as_data(requests)})
         return
     from rich.text import Text
 
@@ -126,6 +128,7 @@ def print_run(run: RunInfo, settings: Settings) -> None:
     say("")
     columns = ("#", "call", "tool", "state", "arguments", "result or error", "tries")
     emit_table(columns, _call_rows(run.calls), spare=("tries",))
+    emit_requests(requests)
     _say_next(run, settings)
 
 

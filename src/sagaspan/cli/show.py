@@ -1,21 +1,31 @@
-"""``sagaspan show ANY``: a run, call, trace or idempotency key, by unique prefix."""
+"""``sagaspan show ANY``: a run, call, approval, trace or idempotency key, by unique prefix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 import click
 
 from sagaspan import codecs
 from sagaspan._owner import names_a_process
+from sagaspan.cli._decided import as_data, requests_of
 from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
 from sagaspan.cli._next import next_commands, result_command
 from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, call_info, moment
+from sagaspan.ledger.records import (
+    ApprovalRecord,
+    CallInfo,
+    CallRecord,
+    CallState,
+    RunRecord,
+    call_info,
+    moment,
+)
+from sagaspan.ledger.requests import decided_by
 from sagaspan.ledger.resolution import happened_after_all
 
 _OPEN: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATION_FAILED)
@@ -36,7 +46,7 @@ class _Match:
 @common_options
 @pass_settings
 def show(settings: Settings, any_id: str, namespace: str | None) -> None:
-    """A run, call, trace or idempotency key, by unique prefix."""
+    """A run, call, approval, trace or idempotency key, by unique prefix."""
     matches = [*_in_ledger(settings, any_id, namespace), *_in_traces(settings, any_id)]
     if not matches:
         raise NotFound(f"nothing starts with {any_id!r}; see: sagaspan runs list, sagaspan traces list")
@@ -47,10 +57,17 @@ def show(settings: Settings, any_id: str, namespace: str | None) -> None:
     matches[0].show()
 
 
-def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
-    """One call with its history."""
+def print_call(call: CallInfo, settings: Settings) -> None:
+    """One call with its history, and that of the requests for it."""
+    store = settings.open_store()
+    requests = requests_of(store, call.namespace, call.run_id, call.id)
+    ids = {request.id for request in requests}
+    rows = store.audit_of(call.namespace, call.run_id)
+    history = [row for row in rows if row.call_id == call.id or row.approval_id in ids]
+    audit = [row for row in history if row.call_id == call.id]
     if settings.as_json:
-        emit_json({**{field.name: getattr(call, field.name) for field in fields(call)}, "history": _history(audit)})
+        told = {field.name: getattr(call, field.name) for field in fields(call)}
+        emit_json({**told, "history": _history(history), "approvals": as_data(requests)})
         return
     from rich.text import Text
 
@@ -70,6 +87,7 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
         ("locks", ", ".join(call.locks)),
         ("tool call id", call.tool_call_id), ("trace", trace_of(call.traceparent)), ("started", when(call.started)),
         ("ended", when(call.ended)), ("held by", _holder(call, settings)),
+        *(("approval", f"{one.id} {one.state} {decided_by(one)} {one.digest}") for one in requests),
     )  # fmt: skip
     for name, value in facts:
         if value:
@@ -77,6 +95,10 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
     for command in _next(call, audit):
         say(f"  {'next':<16} {command}")
     say("")
+    _emit_history(history)
+
+
+def _emit_history(audit: list[Any]) -> None:
     rows = [
         (_moment(row.at_us), row.event, row.from_state, row.to_state, _person(row.actor), codecs.legible(row.detail))
         for row in audit
@@ -84,11 +106,23 @@ def print_call(call: CallInfo, settings: Settings, audit: list[Any]) -> None:
     emit_table(("at", "event", "from", "to", "by", "detail"), rows, title="history")
 
 
+def _print_request(request_id: str, settings: Settings, audit: list[Any]) -> None:
+    from sagaspan.cli.approvals import print_request, the_request
+
+    _, request = the_request(settings, request_id)
+    if settings.as_json:
+        emit_json({**asdict(request), "history": _history(audit)})
+        return
+    print_request(request, settings)
+    say("")
+    _emit_history(audit)
+
+
 def _history(audit: list[Any]) -> list[dict[str, Any]]:
     return [
         {
             "at": moment(row.at_us), "event": row.event, "from": row.from_state, "to": row.to_state,
-            "actor": row.actor, "detail": codecs.legible(row.detail),
+            "actor": row.actor, "digest": row.digest, "detail": codecs.legible(row.detail),
         }
         for row in audit
     ]  # fmt: skip
@@ -119,13 +153,15 @@ def _in_ledger(settings: Settings, prefix: str, namespace: str | None) -> list[_
         store = settings.open_store()
         runs = store.match_runs(prefix, namespace=namespace, limit=SHOWN + 1)
         calls = store.match_calls(prefix, namespace=namespace, limit=SHOWN + 1)
+        requests = store.match_approvals(prefix, namespace=namespace, limit=SHOWN + 1)
     except StoreUnavailable:
         if settings.has_ledger or not settings.traces.is_dir():
             raise
         return []  # traces without a ledger: a folder of somebody else's spans
     return [
         *(_run_match(settings, store, run) for run in runs),
-        *(_call_match(settings, store, call) for call in calls),
+        *(_call_match(settings, call) for call in calls),
+        *(_approval_match(settings, store, request) for request in requests),
     ]
 
 
@@ -139,12 +175,19 @@ def _run_match(settings: Settings, store: Any, record: RunRecord) -> _Match:
     return _Match(*run_match(record), show_it)
 
 
-def _call_match(settings: Settings, store: Any, record: CallRecord) -> _Match:
+def _call_match(settings: Settings, record: CallRecord) -> _Match:
     def show_it() -> None:
-        audit = [row for row in store.audit_of(record.namespace, record.run_id) if row.call_id == record.id]
-        print_call(call_info(record), settings, audit)
+        print_call(call_info(record), settings)
 
     return _Match(*call_match(record), show_it)
+
+
+def _approval_match(settings: Settings, store: Any, record: ApprovalRecord) -> _Match:
+    def show_it() -> None:
+        audit = [row for row in store.audit_of(record.namespace, record.run_id) if row.approval_id == record.id]
+        _print_request(record.id, settings, audit)
+
+    return _Match("approval", record.id, f"{record.tool} {record.state}", record.namespace, show_it)
 
 
 def _in_traces(settings: Settings, prefix: str) -> list[_Match]:

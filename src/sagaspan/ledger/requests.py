@@ -79,7 +79,7 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
         ("policy", facts.get("policy")),
         ("asked by", ", ".join(requested_by(record))),
         ("needs", _needs(record)),
-        ("approved by", _decided_by(record)),
+        ("approved by", decided_by(record)),
         ("denied", None if record.reason is None else cut(codecs.legible(record.reason) or "")),
         ("edits", record.edits),
         ("state", record.state),
@@ -89,7 +89,7 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
     return "\n".join([*lines, *(f"{name:<12}{visible(value)}" for name, value in notes if value)])
 
 
-def _decided_by(record: ApprovalRecord) -> str:
+def decided_by(record: ApprovalRecord) -> str:
     for_whom = [(one, f" for {one.on_behalf_of}" if one.on_behalf_of else "") for one in votes_of(record)]
     return ", ".join(f"{one.by}{instead} ({one.channel})" for one, instead in for_whom)
 

@@ -1,0 +1,42 @@
+"""Who approved what: the requests of a run or a call, as they are shown beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sagaspan import codecs
+from sagaspan.cli._render import emit_table, lately
+from sagaspan.ledger.records import ApprovalRecord, moment
+from sagaspan.ledger.requests import decided_by
+
+_MOST: Final = 1000
+
+
+def requests_of(store: Any, namespace: str, run_id: str, call_id: str | None = None) -> list[ApprovalRecord]:
+    """The requests of a run, or of one call of it, in the order in which they were made."""
+    found: list[ApprovalRecord] = store.list_approvals(namespace=namespace, run_id=run_id, limit=_MOST)
+    return [request for request in reversed(found) if call_id in (None, request.call_id)]
+
+
+def as_data(requests: Sequence[ApprovalRecord]) -> list[dict[str, Any]]:
+    """For machines: who decided what, when, by which channel, for which digest."""
+    return [
+        {
+            "id": one.id, "tool": one.tool, "call": one.call_id, "state": one.state, "digest": one.digest,
+            "by": decided_by(one) or None, "reason": codecs.legible(one.reason),
+            "ended": None if one.ended_us is None else moment(one.ended_us),
+        }
+        for one in requests
+    ]  # fmt: skip
+
+
+def emit_requests(requests: Sequence[ApprovalRecord]) -> None:
+    """A table of them, if there are any."""
+    if requests:
+        rows = [
+            (one.id, one.tool, one.state, decided_by(one) or codecs.legible(one.reason), one.digest[:16],
+             lately(None if one.ended_us is None else moment(one.ended_us)))
+            for one in requests
+        ]  # fmt: skip
+        emit_table(("id", "tool", "state", "by", "digest", "ended"), rows, title="approvals", spare=("ended", "digest"))
