@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sagaspan import Budget, ConfigurationError, Guard
+from sagaspan import Budget, ConfigurationError, Coverage, Guard
 from sagaspan.adapters import PolicyBook
 
 ROOTS: Final = frozenset({"langchain", "langchain_core", "langchain_classic", "langgraph"})
@@ -41,15 +41,29 @@ class LangChainAdapter:
         if isinstance(target, list | tuple) or _compat.is_tool(target):
             _refuse("a wrapped tool", *options)
             return _tools.wrap_tools(guard, target, book)
-        if _compat.is_graph(target):
-            from sagaspan_langchain import _graphs
+        if _compat.is_graph(target) or _compat.is_runnable(target):
+            from sagaspan_langchain import _graphs, _runnables
 
             opening = _graphs.Opening(name=name, run_id=run_id, budget=budget, on_interrupt=on_interrupt)
-            return _graphs.wrap_graph(guard, target, book, opening)
+            wrap = _graphs.wrap_graph if _compat.is_graph(target) else _runnables.wrap_runnable
+            return wrap(guard, target, book, opening)
         raise ConfigurationError(
             f"guard.wrap cannot guard a {type(target).__module__}.{type(target).__qualname__} yet: wrap the agent or "
             "graph (what create_agent or StateGraph.compile returns), or its tools"
         )
+
+    def coverage(self, target: Any) -> Coverage:
+        """What of ``target`` is guarded once it is wrapped, and what nobody can see into."""
+        from sagaspan_langchain import _compat
+
+        _compat.check()
+        from sagaspan_langchain._finding import found_in
+
+        return found_in(*_members(target)).coverage()
+
+
+def _members(target: Any) -> list[Any]:
+    return list(target) if isinstance(target, list | tuple) else [target]
 
 
 def _wrap_model(guard: Guard, model: Any, book: PolicyBook) -> Any:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from langchain_core.language_models import BaseChatModel
-from langchain_core.runnables import RunnableConfig
+from langchain_core.language_models import BaseChatModel, BaseLLM
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langchain_core.tools import Tool as SingleInputTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -36,6 +36,7 @@ try:
     from langgraph._internal._scratchpad import PregelScratchpad
     from langgraph.prebuilt import ToolNode
     from langgraph.pregel import Pregel
+    from langgraph.pregel.remote import RemoteGraph
 
     _missing: str | None = None
 except ImportError as _error:  # said when something is wrapped, where it can be acted on
@@ -97,6 +98,16 @@ def takes(method: Callable[..., Any], name: str) -> bool:
     """Whether ``method`` has a parameter ``name``, or takes all."""
     parameters = inspect.signature(method).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def is_runnable(target: object) -> bool:
+    """Whether ``target`` is anything else of LangChain's that is invoked, and runs here."""
+    return isinstance(target, Runnable) and not isinstance(target, RemoteGraph | BaseLLM)
+
+
+def name_of(model: BaseChatModel) -> str:
+    """What a chat model asks for, or what it is."""
+    return str(facts_of(model, None, {}).get("ls_model_name") or model._llm_type)  # noqa: SLF001 - as every model has it
 
 
 def injected_among(tool: BaseTool, names: Iterable[str]) -> frozenset[str]:

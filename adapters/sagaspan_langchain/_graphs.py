@@ -6,10 +6,9 @@ sends ``invoke``, ``batch`` and the event streams too. What the class holds surv
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from langchain_core.runnables.base import RunnableBindingBase, RunnableSequence
 from langgraph.prebuilt import ToolNode
@@ -19,12 +18,13 @@ from sagaspan import ConfigurationError, Guard
 from sagaspan.adapters import PolicyBook
 from sagaspan_langchain import _compat
 from sagaspan_langchain._approvals import arun_step, run_step
+from sagaspan_langchain._finding import found_in
+from sagaspan_langchain._invocations import Invocations
 from sagaspan_langchain._marks import guard_of, subclass
 from sagaspan_langchain._reach import Scope, install
-from sagaspan_langchain._turns import Opening, Turn
+from sagaspan_langchain._turns import Opening
 
 __all__ = ["Opening", "wrap_graph"]
-_END: Final = object()
 Graph = Pregel[Any, Any, Any, Any]
 
 
@@ -35,10 +35,11 @@ def wrap_graph(guard: Guard, graph: Graph, book: PolicyBook, opening: Opening) -
         raise ConfigurationError(
             f"the agent {graph.get_name()!r} is guarded already; wrap it once, with all its policies"
         )
-    peers = {name: tool for node in _tool_nodes(graph) for name, tool in _compat.tools_of(node).items()}
+    peers = found_in(graph).tools
     book.check_names(list(peers), where=f"the agent {graph.get_name()!r}")
     install()
     scope = Scope(guard=guard, book=book, peers=peers)
+    scope.prepare()
     opening = opening.named(graph.get_name())
     return _of_class(_guarded_class(scope, type(graph), opening), graph, _Surgery(scope=scope, seen={}).nodes(graph))
 
@@ -113,31 +114,8 @@ class _Surgery:
 
 
 def _guarded_class(scope: Scope, base: type[Graph], opening: Opening) -> type[Graph]:
-    @functools.wraps(base.stream)
-    def stream(self: Graph, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002 - LangGraph's word
-        turn = Turn.enter(scope, opening, self, input, config)
-        chunks: Any = base.stream(self, input, turn.config, **options)
-        failure: BaseException | None = None
-        try:
-            while (chunk := turn.step(lambda: next(chunks, _END))) is not _END:
-                yield chunk
-        except BaseException as error:  # noqa: BLE001 - raised again once the run knows
-            failure = error
-            turn.step(chunks.close)
-        turn.leave(failure)
-
-    @functools.wraps(base.astream)
-    async def astream(self: Graph, input: Any, config: Any = None, **options: Any) -> AsyncIterator[Any]:  # noqa: A002 - as above
-        turn = await Turn.aenter(scope, opening, self, input, config)
-        chunks: Any = base.astream(self, input, turn.config, **options)
-        failure: BaseException | None = None
-        try:
-            while (chunk := await turn.astep(lambda: anext(chunks, _END))) is not _END:
-                yield chunk
-        except BaseException as error:  # noqa: BLE001 - raised again once the run knows
-            failure = error
-            await turn.astep(chunks.aclose)
-        await turn.aleave(failure)
-
-    made: type[Graph] = subclass(scope.guard, base, {"stream": stream, "astream": astream})
+    ways = Invocations(scope=scope, opening=opening, through_others=False)
+    made: type[Graph] = subclass(
+        scope.guard, base, {"stream": ways.pieces(base.stream), "astream": ways.apieces(base.astream)}
+    )
     return made

@@ -31,8 +31,9 @@ def subclass(guard: Guard, base: Any, members: Mapping[str, Any]) -> Any:
 
 
 def twin(target: Any, kind: Any) -> Any:
-    """An object of ``kind`` with the very state of ``target``, a pydantic object: what either changes, both have."""
+    """An object of ``kind`` with the very state of ``target``, what either changes, both have."""
     made = object.__new__(kind)
     for name in _STATE:
-        object.__setattr__(made, name, getattr(target, name, None))
+        if name == "__dict__" or hasattr(target, name):
+            object.__setattr__(made, name, getattr(target, name))
     return made

@@ -49,6 +49,12 @@ class Scope:
         finally:
             scope_in_force.reset(token)
 
+    def prepare(self) -> None:
+        """Guard the tools that are known now: a policy that does not fit one is an error before anything ran."""
+        for tool in self.peers.values():
+            if guard_of(tool) is None:
+                self.tool(tool)
+
     def tool(self, tool: BaseTool) -> BaseTool:
         """The guarded twin of ``tool``: the same one whoever holds it."""
         guarded: BaseTool = self._twin(tool, lambda: guard_in_agent(self.guard, tool, self.book, self.peers))

@@ -21,7 +21,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
-from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
 from sagaspan import Budget, Run, StoreUnavailable
@@ -31,7 +30,6 @@ from sagaspan_langchain._models import provider_failed
 from sagaspan_langchain._reach import Scope
 
 T = TypeVar("T")
-Graph = Pregel[Any, Any, Any, Any]
 _PAUSES: Final = (GraphInterrupt, GraphDrained)
 
 
@@ -53,8 +51,8 @@ class Opening:
 class Turn:
     """One invocation: its run, and what must happen to that when the invocation ends."""
 
-    def __init__(self, scope: Scope, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None) -> None:
-        seen = _compat.in_force(graph.config, config)
+    def __init__(self, scope: Scope, opening: Opening, graph: Any, asked: Any, config: RunnableConfig | None) -> None:
+        seen = _compat.in_force(getattr(graph, "config", None), config)
         self._scope = scope
         self._guard = guard = scope.guard
         self._opening = opening
@@ -62,7 +60,9 @@ class Turn:
         self._continues = asked is None or (isinstance(asked, Command) and asked.resume is not None)
         thread = seen.get("configurable", {}).get("thread_id")
         self._thread = None if thread is None else str(thread)
-        self._has_history = self._thread is not None and isinstance(graph.checkpointer, BaseCheckpointSaver)
+        self._has_history = self._thread is not None and isinstance(
+            getattr(graph, "checkpointer", None), BaseCheckpointSaver
+        )
         self._watch = _Watch()
         # A budget of its own is counted in a run of its own, nested in the one in force.
         self._joined = guard.current_run() if opening.budget is None else None
@@ -71,7 +71,7 @@ class Turn:
         self.config = config if self._nested else _compat.merged(config, {"callbacks": [self._watch]})
 
     @classmethod
-    def enter(cls, scope: Scope, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None) -> Self:
+    def enter(cls, scope: Scope, opening: Opening, graph: Any, asked: Any, config: RunnableConfig | None) -> Self:
         """Begin an invocation with the input ``asked``; raises what entering a run raises."""
         turn = cls(scope, opening, graph, asked, config)
         snapshot = graph.get_state(config or {}) if turn._goes_on else None
@@ -84,7 +84,7 @@ class Turn:
 
     @classmethod
     async def aenter(
-        cls, scope: Scope, opening: Opening, graph: Graph, asked: Any, config: RunnableConfig | None
+        cls, scope: Scope, opening: Opening, graph: Any, asked: Any, config: RunnableConfig | None
     ) -> Self:
         """As ``enter``, in a running loop."""
         turn = cls(scope, opening, graph, asked, config)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sagaspan._audit import AuditReport
     from sagaspan._call import Call, Result
+    from sagaspan._coverage import Coverage
     from sagaspan._guard import Guard
     from sagaspan._middleware import CallNext, Middleware, compose
     from sagaspan._probe import Applied, Unsure
@@ -75,6 +76,7 @@ _HOMES = {
     "sagaspan.webhooks": ("Webhook",),
     "sagaspan.notify": ("Notify",),
     "sagaspan.budget": ("Budget",),
+    "sagaspan._coverage": ("Coverage",),
     "sagaspan.ledger.records": ("ApprovalState", "CallInfo", "CallState", "RunInfo", "RunState"),
     "sagaspan.ledger.verifying": ("AuditFinding",),
     "sagaspan.policy": ("Approval", "Policy", "Retry"),
@@ -112,6 +114,7 @@ __all__ = [
     "CircuitOpen",
     "CompensationFailed",
     "ConfigurationError",
+    "Coverage",
     "Deny",
     "Edit",
     "Guard",

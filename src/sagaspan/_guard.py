@@ -29,6 +29,7 @@ from sagaspan._checks import check_choice, check_codec, check_flag, check_mappin
 from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
+from sagaspan._coverage import Coverage
 from sagaspan._defaults import defaults_of
 from sagaspan._engine import Engine, Equal, Origin, call_sync
 from sagaspan._freezes import Frozen, freeze, frozen, unfreeze
@@ -265,6 +266,17 @@ class Guard:
                 self, target, book, name=name, run_id=run_id, budget=own or None, on_interrupt=on_interrupt
             )
         return wrapped
+
+    def coverage(self, target: object) -> Coverage:
+        """What of an agent is guarded, or would be if it were wrapped, and what nobody can see into.
+
+        Raises ``ConfigurationError`` for an object of which no adapter can say that.
+        """
+        adapter = find_adapter(target)
+        if not hasattr(adapter, "coverage"):
+            raise ConfigurationError(f"nobody can say what of {described(target)} is guarded: wrap it, or its tools")
+        found: Coverage = adapter.coverage(target)
+        return found
 
     def define(self, function: Callable[..., Any], *, name: str, policy: Policy, **details: Any) -> Tool:
         """A tool of an agent that an adapter wraps (``details``: those of ``sagaspan.adapters.tool_of``)."""

@@ -1806,6 +1806,14 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        section="design 4.1",
+        rule="A tool that only a closure of a wrapped agent holds is claimed like others.",
+        file="adapters/sagaspan_langchain/_reach.py",
+        old="return invoked(original, _guarded(self), args, kwargs)",
+        new="return original(self, *args, **kwargs)",
+        tests=("tests/adapters/langchain/test_shapes.py::test_a_failure_undoes_what_the_agent_did",),
+    ),
+    Rule(
         section="design 4.3",
         rule="A chat model in the closure of a wrapped agent is metered.",
         file="adapters/sagaspan_langchain/_reach.py",

@@ -1,0 +1,58 @@
+"""Chains, executors and every other runnable: an invocation is a run, and what is called within is guarded.
+
+The copy is of a subclass of the runnable's own class. Each item of a batch is an invocation of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from langchain_core.runnables import Runnable
+
+from sagaspan import ConfigurationError, Guard
+from sagaspan.adapters import PolicyBook
+from sagaspan_langchain._finding import found_in
+from sagaspan_langchain._invocations import Invocations
+from sagaspan_langchain._marks import guard_of, subclass, twin
+from sagaspan_langchain._reach import Scope, install
+from sagaspan_langchain._turns import Opening
+
+
+def wrap_runnable(guard: Guard, target: Runnable[Any, Any], book: PolicyBook, opening: Opening) -> Runnable[Any, Any]:
+    """``target`` guarded; raises ``ConfigurationError`` for a policy of a tool that it does not reach."""
+    name = target.get_name()
+    if guard_of(target) is not None:
+        raise ConfigurationError(f"{name!r} is guarded already; wrap it once, with all its policies")
+    found = found_in(target)
+    book.check_names(list(found.tools), where=f"{name!r}")
+    install()
+    scope = Scope(guard=guard, book=book, peers=found.tools)
+    scope.prepare()
+    guarded: Runnable[Any, Any] = twin(target, _guarded_class(scope, type(target), opening.named(name)))
+    return guarded
+
+
+def _guarded_class(scope: Scope, base: Any, opening: Opening) -> Any:
+    made = Invocations(scope=scope, opening=opening, through_others=True)
+    members = {
+        "invoke": made.once(base.invoke), "ainvoke": made.aonce(base.ainvoke),
+        "stream": made.pieces(base.stream), "astream": made.apieces(base.astream),
+        "transform": made.pieces(base.transform), "atransform": made.apieces(base.atransform),
+        # Each item is an invocation of its own, with a run of its own.
+        "batch": Runnable.batch, "abatch": Runnable.abatch,
+        "__or__": _joined(scope, opening, base.__or__), "__ror__": _joined(scope, opening, base.__ror__),
+    }  # fmt: skip
+    return subclass(scope.guard, base, members)
+
+
+def _joined(scope: Scope, opening: Opening, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A chain that takes this one's steps over is guarded as this one is."""
+
+    @functools.wraps(method)
+    def join(self: Any, other: Any) -> Any:
+        longer = method(self, other)
+        return twin(longer, _guarded_class(scope, type(longer), opening))
+
+    return join
