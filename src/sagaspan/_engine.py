@@ -23,15 +23,17 @@ from sagaspan._call import Call, Result
 from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation, compensation_of, name_of, same_callable, same_handler
 from sagaspan._context import approver_here, check_may_start, current_call, current_run
+from sagaspan._defaults import Defaults
 from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._notifier import Notifier
 from sagaspan._policy_file import PolicyFile
+from sagaspan._policy_watch import PolicyWatch
 from sagaspan._probe import Probe
 from sagaspan._question import Asking, Question, asked
 from sagaspan._signals import Signals
 from sagaspan._spans import error_message, tracer_of
 from sagaspan._told import remember_call
-from sagaspan._tool import Tool, check_handlers, expectation
+from sagaspan._tool import Tool, check_handlers, expectation, redefined
 from sagaspan.approvers import Approver, Inbox
 from sagaspan.budget import Budget
 from sagaspan.exceptions import (
@@ -135,6 +137,9 @@ class Engine:
         policy: PolicyFile | None = None,
     ) -> None:
         self.policy = policy
+        self._before: PolicyFile | None = None
+        self.watch: PolicyWatch | None = None
+        self._redefined: weakref.WeakKeyDictionary[Tool, Tool] = weakref.WeakKeyDictionary()
         self._fail_open = fail_open
         self.codec = codec
         self.approver = approver
@@ -216,8 +221,11 @@ class Engine:
         return (
             []
             if self.policy is None
-            else [RulesMiddleware(lambda: self.policy, serve, self._spent_so_far, self._note_denial)]
+            else [RulesMiddleware(self._file_of, self._is_stale, serve, self._spent_so_far, self._note_denial)]
         )
+
+    def _is_stale(self) -> bool:
+        return self.watch is not None and self.watch.problem is not None
 
     def _note_denial(self, call: Call, ruling: Ruling) -> None:
         """A call that a rule refuses has no record; the audit trail of its run says so. The refusal stands anyway."""
@@ -262,6 +270,9 @@ class Engine:
         """
         self._check_rules(tool)
         self.defined.add(tool)
+        self._learn(tool)
+
+    def _learn(self, tool: Tool) -> None:
         if tool.redaction is not None:
             self.store.seal.redact(self.namespace, tool.name, tool.redaction)
             self._redacting[tool.name] = tool.redaction.beside(self._redacting.get(tool.name))
@@ -279,6 +290,49 @@ class Engine:
     def _check_rules(self, tool: Tool) -> None:
         if self.policy is not None:
             self.policy.rules.check(tool.name, tool.parameters)
+
+    def look_at_file(self) -> None:
+        """Go by what the policy file says now, if it is time to look."""
+        if self.watch is not None and self.watch.is_due:
+            self.watch.look()
+
+    def adopt(self, file: PolicyFile, defaults: Defaults, budgets: BudgetBook) -> None:
+        """Go by another content of the policy file from the next call on.
+
+        Raises ``ConfigurationError`` if it does not fit a tool that is known here, and changes nothing then.
+        """
+        tools = {tool: redefined(tool, file.tools) for tool in list(self.defined)}
+        for before, tool in tools.items():
+            self._check_adoptable(before, tool, file)
+        for before, tool in tools.items():
+            if tool is not before:
+                self._learn(tool)
+            if self.tools.get(tool.name) in (before, self._redefined.get(before)):
+                self.tools[tool.name] = tool
+        if defaults.fail_open != self._fail_open:
+            self._fail_open, self.outage = defaults.fail_open, Outage() if defaults.fail_open else None
+        self.budget, self.loop, self._budgets = defaults.budget, defaults.loop, budgets
+        self.limits.declare(budgets)
+        self._redefined = weakref.WeakKeyDictionary(
+            {before: tool for before, tool in tools.items() if tool is not before}
+        )
+        self._before, self.policy = self.policy, file
+        self._fold()
+
+    def _check_adoptable(self, before: Tool, tool: Tool, file: PolicyFile) -> None:
+        file.rules.check(tool.name, tool.parameters)
+        undo = tool.policy.compensate
+        if isinstance(undo, str) and undo != before.policy.compensate and undo not in self.tools:
+            raise ConfigurationError(f"{file.path}: tool {tool.name!r}: there is no tool {undo!r} to compensate it")
+        if tool.policy.defer != before.policy.defer:
+            raise ConfigurationError(
+                f"{file.path}: tool {tool.name!r}: defer= is not changed while agents run; start this process again"
+            )
+
+    def _file_of(self, version: str | None) -> PolicyFile | None:
+        """The policy file of this version, for a call that began while another was put in force; else the newest."""
+        before = self._before
+        return before if before is not None and before.version == version else self.policy
 
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -375,6 +429,10 @@ class Engine:
         origin: Origin = _NOWHERE,
     ) -> Any:
         """Send one call through the onion; returns what the caller of the tool gets, or raises it."""
+        if self.watch is not None:
+            if self.watch.is_due:
+                await backend.io(self.watch.look)
+            tool = self._redefined.get(tool, tool)
         if self._unresolved:
             self._resolve_names()
         if self.codec is not None:
@@ -572,6 +630,7 @@ class Engine:
 
     def make_model_call(self, tool: Tool, model: str, arguments: Mapping[str, Any], backend: Backend) -> Call:
         """A call of a model, which is never answered from the ledger; raises what ``run_in_force`` does."""
+        self.look_at_file()
         run = self.run_in_force(backend, tool)
         if run is not None and run.replaying:  # what answers a completed run once more is no step of it
             run = None

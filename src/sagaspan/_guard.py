@@ -37,6 +37,7 @@ from sagaspan._llm import LlmCall, metered
 from sagaspan._loops import check_loop
 from sagaspan._middleware import Middleware
 from sagaspan._policy_file import PolicyFile
+from sagaspan._policy_watch import PolicyWatch, stamp_of
 from sagaspan._prune import Pruned, Pruner, cutoff_us
 from sagaspan._question import Question
 from sagaspan._recovery import Recoverer, Recovery
@@ -132,6 +133,7 @@ class Guard:
         if tracer_provider is not None and not hasattr(tracer_provider, "get_tracer"):
             raise ConfigurationError(f"tracer_provider takes a TracerProvider, not {described(tracer_provider)}")
         self._book = PolicyBook(_in_code(policies), source="policies")
+        stamp = stamp_of(Path(policies)) if isinstance(policies, str | Path) else None  # before it is read
         file = PolicyFile.read(Path(policies)) if isinstance(policies, str | Path) else None
         self._file = PolicyBook(None, source="policies") if file is None else file.tools
         self._named: set[str] = set()
@@ -157,6 +159,23 @@ class Guard:
             policy=file,
         )
         self._engine.at_first_end = self._warn_of_unused
+        self._given = prices, budget, budgets, fail_open
+        if file is not None:
+            self._engine.watch = PolicyWatch(file, stamp, self._put_in_force)
+
+    def _put_in_force(self, file: PolicyFile) -> None:
+        """Go by another content of the policy file from the next call on, or raise ``ConfigurationError``."""
+        now = self._engine.policy
+        if now is not None and file.tables.get("notify", []) != now.tables.get("notify", []):
+            raise ConfigurationError(
+                f"{file.path}: [[notify]] is not changed while agents run; start this process again"
+            )
+        prices, budget, budgets, fail_open = self._given
+        new_prices = load_prices(file.tables.get("prices") if prices is None else prices)
+        defaults = defaults_of(file.tables, str(file.path), budget=budget, fail_open=fail_open)
+        book = BudgetBook({**(budgets or {}), **file.tables.get("budgets", {})})
+        self._engine.adopt(file, defaults, book)
+        self._file, self.prices, self.fail_open = file.tools, new_prices, defaults.fail_open
 
     def _opened(self, store: Any) -> Store:
         if store is None or isinstance(store, str | Path):
@@ -171,6 +190,12 @@ class Guard:
     @property
     def _store(self) -> Store:
         return self._engine.store
+
+    @property
+    def policy_problem(self) -> str | None:
+        """What is wrong with the policy file since it was changed, so that an older content of it is in force."""
+        watch = self._engine.watch
+        return None if watch is None else watch.problem
 
     @property
     def namespace(self) -> str:
@@ -371,6 +396,7 @@ class Guard:
         if tags is not None:
             check_mapping("tags", tags, "{'team': 'blue'}")
         check_choice("on_budget", on_budget, ("hold", "compensate"))
+        self._engine.look_at_file()
         outer = current_run.get() if nested else None
         if outer is not None and outer.engine is not self._engine:
             outer = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ from sagaspan._policy_file import TABLES, PolicyFile
 from sagaspan._tool import Tool, redefined
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.llm.prices import Prices
+from sagaspan.notify import hooks_of
 from sagaspan.policy import Policy, read_policy_file
 from sagaspan.rules import Numbered, Rule
 from sagaspan.scopes import BudgetBook
@@ -40,7 +41,7 @@ def check_policy_file(path: Path, tools: Sequence[Tool] | None = None) -> list[P
         return [Problem(line=int(found[1]) if found else None, where="", message=str(error))]
     lines = Lines(path.read_text(encoding="utf-8"))
     problems = [*_unknown(tables, lines), *_guard(tables, lines), *_tools(tables, lines), *_rules(tables, path, lines),
-                *_budgets(tables, lines), *_prices(tables, lines)]  # fmt: skip
+                *_budgets(tables, lines), *_prices(tables, lines), *_notify(tables, lines)]  # fmt: skip
     if tools is not None and not problems:
         problems = [*_for_tools(PolicyFile.read(path), tools, lines)]
     return sorted(problems, key=lambda problem: (problem.warning, problem.line or 0))
@@ -106,6 +107,22 @@ def _budgets(tables: Mapping[str, Any], lines: Lines) -> Iterator[Problem]:
 
 def _prices(tables: Mapping[str, Any], lines: Lines) -> Iterator[Problem]:
     yield from _entries(tables, "prices", lines, Prices)
+
+
+def _notify(tables: Mapping[str, Any], lines: Lines) -> Iterator[Problem]:
+    hooks = tables.get("notify", [])
+    numbered = enumerate(hooks, 1) if isinstance(hooks, list) else ()
+    found = [
+        problem
+        for number, hook in numbered
+        for problem in _tried(
+            f"[[notify]] {number}", lines.of(("notify",), number=number), partial(hooks_of, None, [hook], "file")
+        )
+    ]
+    # The secret is where the agents run, not where the file is written.
+    yield from (replace(one, warning=True) if one.message.endswith("is not set") else one for one in found)
+    if not found:
+        yield from _tried("[[notify]]", lines.of(("notify",)), partial(hooks_of, None, hooks, "file"))
 
 
 def _entries(tables: Mapping[str, Any], table: str, lines: Lines, read: Callable[[Any], object]) -> Iterator[Problem]:

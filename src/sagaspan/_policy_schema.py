@@ -9,6 +9,7 @@ from pydantic_core import PydanticOmit, core_schema
 
 from sagaspan._defaults import FIELDS
 from sagaspan._policy_file import TABLES
+from sagaspan.notify import EVENTS
 from sagaspan.policy import Policy
 from sagaspan.rules import LIMITS, Rule
 
@@ -45,7 +46,7 @@ def policy_schema() -> dict[str, Any]:
         "budget": _one_or_many(budget), "loop": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": False}]},
         "fail_open": {"type": "boolean"}, "mode": {"enum": ["enforce", "observe"]},
     }  # fmt: skip
-    properties = {
+    properties: dict[str, Any] = {
         "guard": {
             "type": "object",
             "properties": {name: guard[name] for name in FIELDS},
@@ -55,6 +56,13 @@ def policy_schema() -> dict[str, Any]:
         "rules": {"type": "array", "items": rule},
         "budgets": {"type": "object", "additionalProperties": _one_or_many(budget)},
         "prices": {"type": "object", "additionalProperties": {"type": "object"}},
+    }
+    event = {"enum": list(EVENTS)}
+    hook = {"url": {"type": "string"}, "secret": {"type": "string"}, "secret_env": {"type": "string"},
+            "events": {"type": "array", "items": event}}  # fmt: skip
+    properties["notify"] = {
+        "type": "array",
+        "items": {"type": "object", "properties": hook, "required": ["url"], "additionalProperties": False},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sagaspan.toml", "type": "object",

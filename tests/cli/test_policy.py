@@ -35,6 +35,11 @@ limits = {effect = "read"}
 "usr:1" = "3 USD"
 [prices]
 x = {inptu = 1}
+[[notify]]
+url = "https://example.org/hook"
+secret_env = "NOT_SET_HERE"
+[[notify]]
+urll = "x"
 """
 
 RULES = """
@@ -88,6 +93,7 @@ def test_everything_that_is_wrong_is_named_with_its_line(sagaspan: Sagaspan) -> 
     assert [(one["line"], one["where"]) for one in answer.json] == [
         (2, "[guard] lop"), (4, "[tools.pay] timout"), (5, "[tools.pay] retry"), (9, "rule 1"),
         (13, "rule 2 actoin"), (14, "rule 2 limits"), (15, "[bugets]"), (17, "[budgets] usr:1"), (19, "[prices] x"),
+        (23, "[[notify]] 2"), (20, "[[notify]] 1"),
     ]  # fmt: skip
     assert "did you mean timeout?" in answer.json[1]["message"]
     assert "stands in [tools.NAME]" in answer.json[5]["message"]
@@ -199,7 +205,7 @@ def test_the_schema_says_what_a_file_can_say(sagaspan: Sagaspan) -> None:
     """Every field of a policy that is no matter of code, every field of a rule, and nothing else."""
     schema = sagaspan("policy", "schema").json
     tables = schema["properties"]
-    assert sorted(tables) == ["budgets", "guard", "prices", "rules", "tools"]
+    assert sorted(tables) == ["budgets", "guard", "notify", "prices", "rules", "tools"]
     fields = set(tables["tools"]["additionalProperties"]["properties"])
     assert set(Policy.model_fields) - fields == {"probe", "expect", "not_applied"}
     assert set(tables["rules"]["items"]["properties"]["limits"]["properties"]) == set(LIMITS)

@@ -129,6 +129,7 @@ _CONTENT = "tests/adapters/functions/test_content.py::"
 
 _APPROVALS = "tests/test_approvals.py::"
 _FREEZES = "tests/test_freezes.py::"
+_RELOADS = "tests/test_policy_reload.py::"
 _RULE_TESTS = "tests/test_rules.py::"
 _SHOWN = "tests/test_rendering.py::"
 _CLI_APPROVALS = "tests/cli/test_approvals.py::"
@@ -3061,5 +3062,21 @@ RULES: Final[tuple[Rule, ...]] = (
         old=" and not isinstance(stopped.error, ScopeFrozen)",
         new="",
         tests=(_FREEZES + "test_what_was_deferred_is_not_sent",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A content of the policy file that does not fit is not put in force.",
+        file=_ENGINE,
+        old="            self._check_adoptable(before, tool, file)\n",
+        new="            pass\n",
+        tests=(_RELOADS + "test_a_broken_edit_keeps_the_old_one_and_says_so",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Tools that were declared before go by the changed file too.",
+        file=_ENGINE,
+        old="            tool = self._redefined.get(tool, tool)\n",
+        new="",
+        tests=(_RELOADS + "test_a_changed_file_holds_from_the_next_call_on",),
     ),
 )

@@ -47,30 +47,34 @@ class File(Protocol):
 
 
 class RulesMiddleware:
-    """``file`` is the policy file in force, None while there is none; ``spending`` reads what a call's run has used.
+    """``file`` is the policy file of a version, ``is_stale`` whether a newer one cannot be put in force.
 
-    ``note`` puts a denial on record.
-    ``serve`` is the ledger's answer to a call that is on record: nothing runs then, so nothing is refused.
+    ``spending`` reads what the run of a call has used, ``note`` puts a denial on record, and ``serve`` is the ledger's
+    answer to a call that is on record: nothing runs then, so nothing is refused.
     """
 
     def __init__(
         self,
-        file: Callable[[], File | None],
+        file: Callable[[str | None], File | None],
+        is_stale: Callable[[], bool],
         serve: Callable[[Call], Awaitable[Result | None]],
         spending: Spending,
         note: Callable[[Call, Ruling], None],
     ) -> None:
         self._file = file
+        self._is_stale = is_stale
         self._serve = serve
         self._spending = spending
         self._note = note
         self._amended: dict[tuple[Tool, Numbered | None, tuple[Numbered, ...]], Tool] = {}
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        file = self._file()
+        file = self._file(call.policy)
         if file is None:
             return await call_next(call)
         call = replace(call, policy=file.version)  # of the very rules that are looked at
+        if self._is_stale():
+            spans.mark(call.span, semconv.POLICY_STALE)
         concerned = file.rules.of(call.tool.name)
         if not concerned:
             return await call_next(call)

@@ -1,0 +1,161 @@
+"""A changed policy file holds from the next call on, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from sagaspan import BudgetExceeded, Guard, LoopDetected, PolicyDenied
+from sagaspan.testing import FrozenClock, frozen_clock
+from tests.conftest import Caller
+
+DENY = "[[rules]]\ntools = 'pay'\nwhen = 'amount > 10'\naction = 'deny'\n"
+BROKEN = ["[[rules]\n", DENY.replace("deny", "forbid"), DENY.replace("amount", "amont"), "[tools.pay]\ntimout = 3",
+          "[budgets]\n'usr:1' = '1 USD'", "[guard]\nloop = -1", "[prices]\nx = 3", "[tools.pay]\nkey = 'ordr'",
+          "[[notify]]\nurl = 'https://x.example'\nsecret = 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw'",
+          "[tools.pay]\ndefer = true", "[tools.pay]\ncompensate = 'nobody'"]  # fmt: skip
+
+
+class Shop:
+    """A guard over a policy file, a clock that stands still, and a tool that pays."""
+
+    def __init__(self, caller: Caller, store_url: str, file: Path, clock: FrozenClock, text: str) -> None:
+        self.file, self.clock, self.caller = file, clock, caller
+        self.write(text)
+        self.guard = Guard(store_url, policies=file)
+        self.pay_ = caller.tool(self.guard, "pay", effect="write", repeat="new")(lambda amount: amount)
+
+    def write(self, text: str) -> None:
+        """Save the file, a moment later than before."""
+        self.file.write_text(text)
+        self.clock.advance(1)
+        os.utime(self.file, ns=(self.clock.now_us() * 1000, self.clock.now_us() * 1000))
+
+    def pay(self, amount: int) -> int:
+        """Call the tool."""
+        return self.caller.play(lambda: self.caller.call(self.pay_, amount))
+
+
+@pytest.fixture
+def shop(caller: Caller, store_url: str, tmp_path: Path) -> Iterator[Callable[[str], Shop]]:
+    """A shop whose file begins with a text."""
+    with frozen_clock() as clock:
+        yield lambda text="": Shop(caller, store_url, tmp_path / "sagaspan.toml", clock, text)
+
+
+def test_a_changed_file_holds_from_the_next_call_on(shop: Callable[..., Shop]) -> None:
+    """Rules and fields of tools that were declared long ago; taken back, it is as before."""
+    changing = shop()
+    version = changing.guard._engine.policy.version
+    assert changing.pay(50) == 50
+    changing.write(DENY + "[tools.pay]\nmax_calls = 3")
+    for _ in range(2):
+        with pytest.raises(PolicyDenied):
+            changing.pay(50)
+    assert [changing.pay(amount) for amount in (1, 2)] == [1, 2]
+    with pytest.raises(BudgetExceeded):
+        [changing.pay(amount) for amount in (3, 4, 5)]
+    changing.write("")
+    assert [changing.pay(amount) for amount in (50, 4, 5)] == [50, 4, 5]
+    used = {call.policy for call in changing.guard.calls.list(open=False)}
+    assert len(used) == 2
+    assert version in used
+
+
+def test_budgets_and_defaults_hold_too(shop: Callable[..., Shop]) -> None:
+    """Nothing of the file stays behind: the budget of a run, equal calls, budgets of scopes, prices."""
+    changing = shop()
+    changing.write(
+        "[guard]\nbudget = '2 calls'\nloop = 1\n[budgets]\n'user:42' = '1 calls'\n[prices]\nm = {input = 1, output = 1}"
+    )
+    changing.pay(1)
+    with pytest.raises(LoopDetected):
+        changing.pay(1)
+    assert changing.guard.prices.price_of.__self__ is changing.guard.prices
+
+    async def job(*amounts: int, **run: str) -> None:
+        async with changing.caller.run(changing.guard, "r", **run):
+            for amount in amounts:
+                await changing.caller.call(changing.pay_, amount)
+
+    for amounts, run in (((1, 2, 3), {}), ((5, 6), {"user": "42"})):
+        with pytest.raises(BudgetExceeded):
+            changing.caller.play(lambda amounts=amounts, run=run: job(*amounts, **run))
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_edit_keeps_the_old_one_and_says_so(
+    shop: Callable[..., Shop], text: str, warnings_of_sagaspan: Callable[[], list[str]]
+) -> None:
+    """Once in the log, until somebody mends it; nothing of the broken one holds."""
+    changing = shop(DENY)
+    version = changing.guard._engine.policy.version
+    changing.write(text)
+    for _ in range(3):
+        changing.clock.advance(2)
+        assert changing.pay(5) == 5
+        with pytest.raises(PolicyDenied):
+            changing.pay(50)
+    assert changing.guard._engine.policy.version == version
+    assert changing.guard.policy_problem
+    assert len([said for said in warnings_of_sagaspan() if "cannot be put in force" in said]) == 1
+    changing.write("")
+    assert changing.pay(50) == 50
+    assert changing.guard.policy_problem is None
+
+
+def test_a_file_that_is_gone_keeps_what_it_said(shop: Callable[..., Shop]) -> None:
+    """Nobody lifts a rule by taking the file away."""
+    changing = shop(DENY)
+    changing.pay(1)
+    changing.file.unlink()
+    changing.clock.advance(2)
+    with pytest.raises(PolicyDenied):
+        changing.pay(50)
+    assert "cannot be read" in (changing.guard.policy_problem or "")
+
+
+def test_it_is_looked_at_once_a_second(shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with every call."""
+    from sagaspan import _policy_watch as watch
+
+    changing, looks, stamp_of = shop(), [], watch.stamp_of
+    monkeypatch.setattr(watch, "stamp_of", lambda path: looks.append(path) or stamp_of(path))
+    changing.clock.advance(1)
+    for amount in range(5):
+        changing.pay(amount)
+    assert len(looks) == 1
+    changing.clock.advance(1)
+    changing.pay(9)
+    assert len(looks) == 2
+
+
+def test_other_spelling_is_no_other_policy(
+    shop: Callable[..., Shop], warnings_of_sagaspan: Callable[[], list[str]]
+) -> None:
+    """A comment changes nothing, and nobody is told."""
+    changing = shop(DENY)
+    changing.write("# why\n" + DENY)
+    changing.pay(1)
+    assert not [said for said in warnings_of_sagaspan() if "is in force instead" in said]
+
+
+def test_the_span_says_that_an_older_content_is_in_force(
+    store_url: str, tmp_path: Path, provider: TracerProvider, spans: InMemorySpanExporter
+) -> None:
+    """For whoever wonders why an edit does nothing."""
+    file = tmp_path / "p.toml"
+    file.write_text(DENY)
+    with frozen_clock() as clock, Guard(store_url, policies=file, tracer_provider=provider) as guard:
+        pay = guard.tool("pay")(lambda amount: amount)
+        pay(1)
+        file.write_text("[oops")
+        clock.advance(1)
+        pay(2)
+    first, second = (span.attributes for span in spans.get_finished_spans())
+    assert ("sagaspan.policy.stale" in first, second["sagaspan.policy.stale"]) == (False, True)
