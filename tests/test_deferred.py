@@ -27,6 +27,7 @@ from sagaspan import (
     Unsure,
 )
 from sagaspan.stores.sqlite import SqliteStore
+from sagaspan.testing import World
 from tests.conftest import Caller
 
 
@@ -555,6 +556,47 @@ def test_a_nested_run_waits_for_the_outermost(guard: Guard, caller: Caller, post
     caller.play(job)
     assert post.log == ["mail alone", "mail one", "mail two", "mail three"]
     assert states(guard, "a/inner#1") == ["mail two done"]
+
+
+def test_what_a_nested_run_committed_waits_when_it_is_entered_again(guard: Guard, caller: Caller, post: Post) -> None:
+    """The run around it may yet fail: then nothing of it was sent."""
+
+    async def job(*, resumed: bool) -> None:
+        async with caller.run(guard, id="a"), caller.run(guard, "inner", id="b") as inner:
+            if resumed:
+                raise Declined
+            await caller.call(post.mail, "one")
+            inner.commit()
+            inner.pause()
+            raise KeyboardInterrupt
+
+    for resumed, error in ((False, KeyboardInterrupt), (True, Declined)):
+        with pytest.raises(error):
+            caller.play(functools.partial(job, resumed=resumed))
+    assert (post.log, states(guard, "b")) == ([], ["mail one refused"])
+
+
+def test_what_a_nested_run_committed_waits_in_recovery() -> None:
+    """Its process died; the run around it is undone, so nothing of it is sent."""
+
+    def job(world: World) -> None:
+        guard = Guard(world.store)
+        mail = guard.tool("mail", defer=True)(lambda: world.effect("mail"))
+        with guard.run(id="a", on_interrupt="compensate"), guard.run(id="b") as inner:
+            mail()
+            inner.commit()
+            world.effect("last")
+
+    def recover(world: World) -> None:
+        guard = Guard(world.store)
+        guard.tool("mail", defer=True)(lambda: world.effect("mail"))
+        guard.recover()
+
+    with World() as world:
+        world.process(job, die_at="last: after effect")
+        world.process(recover)
+        assert world.effects == ["last"]
+        assert [call.state for call in world.calls.list(open=False)] == ["refused"]
 
 
 def test_the_failure_of_the_outer_run_drops_it(guard: Guard, caller: Caller, post: Post) -> None:

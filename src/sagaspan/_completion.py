@@ -166,7 +166,7 @@ async def finish(
     Where that stops the run is held; without the tool it is given back for a process that has it.
     """
     stopped = await _undo_orphans(engine, run, backend, span)
-    if stopped is None and not await backend.io(waits_for_outer, engine.store, run):
+    if stopped is None:
         stopped = await send_due(engine, run, in_force=in_force, backend=backend)
     if stopped is None:
         return await saga.move(engine, run, RunEvent.COMPLETE, backend, synced=True), None
@@ -204,8 +204,11 @@ async def hold(engine: Engine, run: RunRecord, stopped: Stopped, backend: Backen
 async def send_due(engine: Engine, run: RunRecord, *, in_force: InForce, backend: Backend) -> Stopped | None:
     """Send what is due of ``run``, each once, up to the first that does not succeed: the next may rest on it.
 
-    ``critical=False`` says that nothing rests on a call: its failure is logged, and sending goes on.
+    ``critical=False`` says that nothing rests on a call: its failure is logged, and sending goes on. What a nested run
+    has committed waits all the same for the run it is in, which may yet be undone.
     """
+    if await backend.io(waits_for_outer, engine.store, run):
+        return None
     tried: set[str] = set()
     doubt: Stopped | None = None
     while left := [call for call in await backend.io(due, engine.store, run) if call.id not in tried]:

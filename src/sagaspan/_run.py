@@ -548,7 +548,7 @@ class Run:
             return
         asked = self._asked if self.resumed else None
         self.record = await saga.commit(self.engine, self.record, asked=asked, backend=backend)
-        if self._deferred and not await backend.io(completion.waits_for_outer, self.engine.store, self.record):
+        if self._deferred:
             stopped = await self._send_due(backend)
             if stopped is not None:
                 self._say(stopped.error, stopped.sentence(self.id))
