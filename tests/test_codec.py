@@ -427,19 +427,21 @@ def test_a_deferred_call_waits_for_the_codec(worker: Any, store_url: str) -> Non
     assert sent == ["first", "second"]
 
 
-def test_a_result_is_not_written_in_clear_by_who_has_no_codec(
+def test_a_decision_is_not_written_in_clear_by_who_has_no_codec(
     encrypting: Guard, store_url: str, tmp_path: Path
 ) -> None:
-    """A person's word counts without a result, or with the guard that has the codec."""
+    """Neither its result nor its note: a person's word counts with the guard that has the codec."""
     pay = encrypting.tool("pay", effect="write", error_means="unknown")(lambda: fail_with("gone"))
     with pytest.raises(LookupError), encrypting.run(id="a"):
         pay()
     (call,) = encrypting.runs.get("a").calls
-    arguments = ["calls", "resolve", call.id, "happened", "--note", "saw it", "--store", store_url]
-    refused = CliRunner().invoke(cli, [*arguments, "--result", f'"{CANARIES[0]}"'])
-    assert refused.exit_code == 1
-    assert "would be written in clear" in str(refused.exception)
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    arguments = ["calls", "resolve", call.id, "happened", "--note", CANARIES[1], "--store", store_url]
+    for more in ([], ["--result", f'"{CANARIES[0]}"']):
+        refused = CliRunner().invoke(cli, [*arguments, *more])
+        assert refused.exit_code == 1
+        assert "would be written in clear" in str(refused.exception)
+        assert "--app MODULE:GUARD" in str(refused.exception)
+    assert encrypting.calls.resolve(call.id, "happened", note=CANARIES[1]).state == "done"
     check_clean(tmp_path)
 
 

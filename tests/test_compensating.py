@@ -264,6 +264,6 @@ def test_a_second_interrupt_leaves_the_rest_to_recovery(guard: Guard) -> None:
         book("Porto")
         raise ValueError("no")
     run = guard.runs.get("trip")
-    assert (run.status, [call.state for call in run.calls[:2]]) == ("compensating", ["done", "compensation_failed"])
+    assert (run.status, [call.state for call in run.calls[:2]]) == ("compensating", ["done", "compensating"])
     guard.compensate("trip")
     assert guard.runs.get("trip").status == "compensated"

@@ -231,11 +231,15 @@ class Rollback:
     async def _close(self, step: CallRecord, record: CallRecord, ended: Ended) -> CallRecord:
         """The compensation's end and its step's, in one commit: they cannot disagree after a crash.
 
-        One that was given up goes on: its own record stays ``running``, so that nobody starts a second one.
+        One that was given up goes on: its own record stays ``running``, so that nobody starts a second one. One that
+        was broken off (a second Ctrl-C) has not failed: its step stays ``compensating``, and recovery goes on with it.
         """
         changes = []
         if record.state is CallState.RUNNING and not ended.given_up:
             changes.append(_end_of(record, ended))
+        if ended.error is not None and stops_everything(ended.error):
+            await self._backend.io(self._save, *changes)
+            return step
         succeeded = ended.state is CallState.DONE
         event = CallEvent.COMPENSATION_SUCCEEDED if succeeded else CallEvent.COMPENSATION_FAILED
         why = None if succeeded else _said(ended.error)

@@ -168,7 +168,8 @@ class Calls:
 
         A run that was held for it goes on when it is entered again, or is undone by ``guard.compensate``; one that was
         undone but for it is ``compensated``. Raises
-        ``ResolutionError`` if the decision does not fit the call as it is now, or ``StoreError``.
+        ``ResolutionError`` if the decision does not fit the call as it is now, ``ConfigurationError`` where what is
+        recorded is encrypted and there is no codec here, or ``StoreError``.
         """
         if not str(note or "").strip():
             raise ConfigurationError(f"note={note!r} is empty; write how you know, for whoever asks later")
@@ -177,8 +178,7 @@ class Calls:
             raise ResolutionError(f"there is no call {id!r}; see: sagaspan calls list")
         if expected_version is not None and record.version != expected_version:
             raise ResolutionError(_stale(record, expected_version), call=call_info(record))
-        if result is not NOT_GIVEN:
-            self._store.seal.learn(record.namespace, record.tool)
+        self._store.seal.learn(record.namespace, record.tool)  # the note is content as the result is
         changes, record = _lost_first(self._store, record)
         run = self._store.get_run(record.namespace, record.run_id)
         over = run is not None and (run.is_session or outermost(self._store, run).state in _OVER)

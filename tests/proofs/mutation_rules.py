@@ -1031,6 +1031,25 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=("tests/test_undo.py::TestWholeRuns::test_two_that_undo_one_step_at_the_same_moment",),
     ),
     Rule(
+        section="(b) 7",
+        rule="What a nested run has committed is not sent before the run around it has ended well.",
+        file=_COMPLETION,
+        old="    if await backend.io(waits_for_outer, engine.store, run):\n        return None\n",
+        new="",
+        tests=(
+            "tests/test_deferred.py::test_what_a_nested_run_committed_waits_when_it_is_entered_again",
+            "tests/test_deferred.py::test_what_a_nested_run_committed_waits_in_recovery",
+        ),
+    ),
+    Rule(
+        section="(b) 5",
+        rule="A second Ctrl-C is no failure of the compensation that it breaks off: recovery goes on with it.",
+        file=_ROLLBACK,
+        old="            await self._backend.io(self._save, *changes)\n            return step\n",
+        new="            pass\n",
+        tests=("tests/test_compensating.py::test_a_second_interrupt_leaves_the_rest_to_recovery",),
+    ),
+    Rule(
         section="(b) 5",
         rule="An undo that runs under a live owner is not run beside it.",
         file=_ROLLBACK,
