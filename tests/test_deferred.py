@@ -255,18 +255,22 @@ def test_an_equal_call_is_scheduled_once(
 
 
 def test_an_irreversible_tool_may_be_deferred(guard: Guard, caller: Caller) -> None:
-    """It needs no ``approve=`` then; an equal call is not scheduled a second time unasked."""
+    """It needs no ``approve=`` then; an equal call is asked about, and scheduled again if somebody agrees."""
     wiped: list[int] = []
     wipe = caller.tool(guard, "wipe", effect="irreversible", defer=True)(lambda n: wiped.append(n))
 
     async def job() -> None:
         async with caller.run(guard):
             await caller.call(wipe, 1)
-            with pytest.raises(ApprovalDenied, match="already scheduled"):
+            with contextlib.suppress(ApprovalDenied):
                 await caller.call(wipe, 1)
 
-    caller.play(job)
+    with guard.override(approver=lambda _: False):
+        caller.play(job)
     assert wiped == [1]
+    with guard.override(approver=lambda _: True):
+        caller.play(job)
+    assert wiped == [1, 1, 1]
 
 
 # -- commit --------------------------------------------------------------------------------------------------------

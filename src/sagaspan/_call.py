@@ -61,7 +61,8 @@ class Call:
     whose body this one is made.
     ``secrets`` are the texts of what is redacted of it; ``former`` are the keys that the same call had before that.
     ``policy`` is the version of the policy file that it goes by.
-    ``edited`` is the request for approval whose arguments it has, instead of those it was called with.
+    ``edited`` is the request for approval whose arguments it has, instead of those it was called with; ``repeats`` is
+    an equal call of its run that is done, and that it does again if somebody agrees.
     """
 
     id: str
@@ -92,6 +93,7 @@ class Call:
     former: tuple[CallKey, ...] = ()
     edited: str | None = None
     policy: str | None = None
+    repeats: str | None = None
     span: Span = INVALID_SPAN
     tracer: Tracer = _NO_TRACER
     declared: Declared = Declared()

@@ -6,10 +6,11 @@ Scopes are told by their kind (``user``, not ``user:42``): a dimension must not 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from opentelemetry import metrics
-from opentelemetry.metrics import Counter, Histogram
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, ObservableGauge, Observation
 from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _spans as spans
@@ -47,6 +48,35 @@ def refusal(error_type: str, scope: str, unit: str) -> None:
     counter = _counter(semconv.METRIC_BUDGET_REFUSALS, "{call}", "Calls that budgets and rates refused")
     kind = kind_of(scope)
     counter.add(1, {semconv.ERROR_TYPE: error_type, semconv.BUDGET_KIND: kind, semconv.BUDGET_UNIT: unit})
+
+
+@spans.harmless(None)
+def approval(tool: str, outcome: str, channel: str, seconds: float) -> None:
+    """A request for approval was decided after so many seconds."""
+    attributes = {semconv.GEN_AI_TOOL_NAME: tool, semconv.APPROVAL_OUTCOME: outcome, semconv.APPROVAL_CHANNEL: channel}
+    _counter(semconv.METRIC_APPROVALS_DECIDED, "{request}", "Requests for approval that were decided").add(
+        1, attributes
+    )
+    _histogram(semconv.METRIC_APPROVAL_WAIT, "s", "How long requests for approval wait").record(seconds, attributes)
+
+
+@spans.harmless(None)
+def watch_pending(count: Callable[[], int]) -> None:
+    """Observe how many requests wait, whenever metrics are read."""
+    _pending_gauge(count)
+
+
+@functools.cache
+def _pending_gauge(count: Callable[[], int]) -> ObservableGauge:
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        try:
+            return [Observation(count())]
+        except Exception:  # noqa: BLE001 - a store that is down is no matter of whoever reads metrics
+            return []
+
+    meter = metrics.get_meter("sagaspan", schema_url=semconv.SCHEMA_URL)
+    said = "Requests that wait for approval"
+    return meter.create_observable_gauge(semconv.METRIC_APPROVALS_PENDING, [observe], "{request}", said)
 
 
 @spans.harmless(None)

@@ -29,7 +29,7 @@ from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _live as live
 from sagaspan import semconv
-from sagaspan.exceptions import SagaspanError
+from sagaspan.exceptions import ApprovalPending, SagaspanError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,12 +91,12 @@ def start(
 
 @harmless(None)
 def end(span: Span, attributes: Mapping[str, AttributeValue], error: BaseException | None = None) -> None:
-    """End ``span`` with ``attributes``, and as an error if there is one."""
+    """End ``span`` with ``attributes``, and as an error if there is one; to wait for somebody is none."""
     if not span.is_recording():
         return
     try:
         span.set_attributes(attributes)
-        if error is not None:
+        if error is not None and not isinstance(error, ApprovalPending):
             span.set_attribute(semconv.ERROR_TYPE, error_type(error))
             span.set_status(StatusCode.ERROR, content(error_message(error) or "") if captures_content() else None)
     finally:

@@ -70,6 +70,14 @@ LINK_COMPENSATES: Final = "compensates"
 LINK_RESUMES: Final = "resumes"
 LINK_SENDS: Final = "sends"
 
+# -- approvals ---------------------------------------------------------------------------------------------
+APPROVAL_ID: Final = "sagaspan.approval.id"
+APPROVAL_OUTCOME: Final = "sagaspan.approval.outcome"
+APPROVAL_CHANNEL: Final = "sagaspan.approval.channel"
+APPROVAL_WAIT_MS: Final = "sagaspan.approval.wait_ms"
+LINK_ASKED: Final = "asked"
+KIND_GUARDRAIL: Final = "GUARDRAIL"
+
 # -- budgets -----------------------------------------------------------------------------------------------
 EVENT_SOFT_LIMIT: Final = "sagaspan.budget.soft_limit"
 BUDGET_SCOPE: Final = "sagaspan.budget.scope"
@@ -82,6 +90,9 @@ BUDGET_PERCENT: Final = "sagaspan.budget.percent"
 # -- metrics -----------------------------------------------------------------------------------------------
 METRIC_SOFT_LIMITS: Final = "sagaspan.budget.soft_limits"
 METRIC_BUDGET_REFUSALS: Final = "sagaspan.budget.refusals"
+METRIC_APPROVALS_PENDING: Final = "sagaspan.approvals.pending"
+METRIC_APPROVALS_DECIDED: Final = "sagaspan.approvals.decided"
+METRIC_APPROVAL_WAIT: Final = "sagaspan.approval.wait.duration"
 METRIC_COST: Final = "sagaspan.cost"
 METRIC_TOKEN_USAGE: Final = "gen_ai.client.token.usage"  # noqa: S105 - no password
 METRIC_OPERATION_DURATION: Final = "gen_ai.client.operation.duration"
@@ -91,6 +102,7 @@ GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
 SPAN_MODEL: Final = "{operation} {model}"
 SPAN_TOOL: Final = "execute_tool {tool}"
 SPAN_RUN: Final = "sagaspan {run}"
+SPAN_APPROVAL: Final = "approval {tool}"
 SPAN_ATTEMPT: Final = "attempt {n}"
 
 # -- what other instrumentations call the same things (read by the index, never emitted) ---------------------

@@ -15,6 +15,8 @@ import pytest
 
 from sagaspan import (
     ApprovalDenied,
+    ApprovalPending,
+    ApprovalRequest,
     CallInProgress,
     Guard,
     LoopDetected,
@@ -90,25 +92,54 @@ def test_a_number_is_not_used_up_by_a_failure(guard: Guard, caller: Caller) -> N
 
 
 def test_irreversible_calls_are_not_repeated_unasked(guard: Guard, caller: Caller) -> None:
-    """``repeat="ask"``: nobody can be asked, so an equal call in the same run is refused; a resume is answered."""
+    """``repeat="ask"``: an equal call in the same run is asked about, and is a call of its own if somebody agrees."""
+    ran: list[str] = []
+    answers: list[Any] = []
+
+    @caller.tool(guard, effect="irreversible", approve=False)
+    def wipe() -> int:
+        ran.append(guard.current_call().idempotency_key)
+        return len(ran)
+
+    async def job() -> list[int]:
+        async with caller.run(guard, id="a") as run:
+            found = [await caller.call(wipe) for _ in range(3)]
+            run.pause()
+            return found
+
+    def ask(request: ApprovalRequest) -> Any:
+        assert "done with these arguments already" in request.text
+        return answers.pop(0)
+
+    with pytest.raises(ApprovalPending), guard.override(approver="inbox"):
+        caller.play(job)
+    assert len(ran) == 1
+    with guard.override(approver=ask):
+        answers[:] = [True, True]
+        assert caller.play(job) == [1, 2, 3]
+        assert caller.play(job) == [1, 2, 3]  # a resume asks nobody
+        assert (answers, len(ran), len(set(ran))) == ([], 3, 3)
+
+
+def test_a_no_to_repeating_it_is_final(guard: Guard, caller: Caller) -> None:
+    """The call that is done stays done, and another process answers no differently."""
     ran: list[int] = []
 
     @caller.tool(guard, effect="irreversible", approve=False)
-    def wipe() -> str:
+    def wipe() -> None:
         ran.append(1)
-        return "wiped"
 
-    async def job(pause: bool) -> None:
+    async def job() -> None:
         async with caller.run(guard, id="a") as run:
-            assert await caller.call(wipe) == "wiped"
-            with pytest.raises(ApprovalDenied, match="already done") as caught:
+            await caller.call(wipe)
+            with pytest.raises(ApprovalDenied) as caught:
                 await caller.call(wipe)
             assert caught.value.tool_ran == "no"
-            if pause:
-                run.pause()
+            run.pause()
 
-    caller.play(job, True)
-    caller.play(job, False)
+    for approver in (lambda _: False, lambda _: True):
+        with guard.override(approver=approver):
+            caller.play(job)
     assert ran == [1]
 
 

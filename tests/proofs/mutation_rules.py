@@ -299,7 +299,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 1",
         rule="An irreversible call is not repeated unasked.",
         file=_LEDGER,
-        old='if call.tool.policy.repeat_rule == "ask" and call.occurrence > 0:',
+        old='if call.tool.policy.repeat_rule == "ask" and call.occurrence > 0 and call.repeats is None:',
         new="if False:",
         tests=(_CLAIMS + "test_irreversible_calls_are_not_repeated_unasked",),
     ),
@@ -3097,5 +3097,16 @@ RULES: Final[tuple[Rule, ...]] = (
         old="            tool = self._redefined.get(tool, tool)\n",
         new="",
         tests=(_RELOADS + "test_a_changed_file_holds_from_the_next_call_on",),
+    ),
+    Rule(
+        section="(a) 1",
+        rule="Doing an irreversible call again is asked about, whatever its policy says.",
+        file=_ASKING,
+        old="replace(call.tool, gates=(*call.tool.gates, asks))",
+        new="call.tool",
+        tests=(
+            _CLAIMS + "test_irreversible_calls_are_not_repeated_unasked",
+            _CLAIMS + "test_a_no_to_repeating_it_is_final",
+        ),
     ),
 )

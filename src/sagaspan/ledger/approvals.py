@@ -44,6 +44,14 @@ class ApprovalSpent(Exception):
     """The approval that a claim was to use up is not there any more: it was used, taken back, or has expired."""
 
 
+class AlreadyDone(Exception):
+    """An irreversible call is done with these arguments (``record_id``): somebody is asked about doing it again."""
+
+    def __init__(self, record_id: str) -> None:
+        super().__init__("already done")
+        self.record_id = record_id
+
+
 _S, _E = ApprovalState, ApprovalEvent
 APPROVAL_TABLE: Final[Mapping[tuple[ApprovalState | None, ApprovalEvent], ApprovalState]] = {
     (None, _E.ASK): _S.PENDING,

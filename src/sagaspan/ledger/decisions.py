@@ -15,6 +15,7 @@ from sagaspan._clock import new_id, now_us
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger import approvals
 from sagaspan.ledger.approvals import OPEN, Digest, Vote
+from sagaspan.ledger.asking import decided
 from sagaspan.ledger.records import ApprovalRecord
 from sagaspan.ledger.requests import is_uninspectable, shown_of
 from sagaspan.ledger.store import ApprovalChange, NonceChange, Store
@@ -33,7 +34,7 @@ def as_due(store: Store, record: ApprovalRecord) -> ApprovalRecord:
     while approvals.is_due(record, now_us()):
         change = approvals.expire(record, now_us(), owner.this_process())
         if store.commit([change], synced=False):
-            return change.record
+            return _counted(change.record, "")
         record = store.approval(record.id) or record
     return record
 
@@ -59,7 +60,7 @@ def approve(
     record = as_due(store, record)
     vote = _informed(record, vote, make_digest, only)
     change = approvals.vote(record, vote, uninspectable=is_uninspectable(record))
-    return _saved(store, change.record, [change], only)
+    return _counted(_saved(store, change.record, [change], only), vote.channel)
 
 
 def deny(
@@ -70,7 +71,7 @@ def deny(
     _check_open(record)
     _check_digest(record, only.digest)
     change = approvals.deny(record, now_us(), by=by, channel=channel, reason=reason)
-    return _saved(store, change.record, [change], only)
+    return _counted(_saved(store, change.record, [change], only), channel)
 
 
 def edit(
@@ -110,7 +111,12 @@ def edit(
         approvals.ask(new, vote.by),
         agreed,
     ]
-    return _saved(store, agreed.record, changes, only)
+    return _counted(_saved(store, agreed.record, changes, only), vote.channel)
+
+
+def _counted(record: ApprovalRecord, channel: str) -> ApprovalRecord:
+    decided(record, channel)
+    return record
 
 
 def _informed(record: ApprovalRecord, vote: Vote, make_digest: Digest, only: Condition) -> Vote:

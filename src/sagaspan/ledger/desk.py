@@ -31,9 +31,11 @@ from sagaspan.exceptions import (
 from sagaspan.keys import BUSINESS_SCOPE, KeySource
 from sagaspan.ledger import approvals, decisions
 from sagaspan.ledger.approvals import Digest, Requirement, Vote
+from sagaspan.ledger.asking import TRACEPARENT, Asking, watch
 from sagaspan.ledger.decisions import Condition
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import request_of, shown_of
+from sagaspan.ledger.so_far import so_far
 from sagaspan.ledger.store import ApprovalChange, Store
 from sagaspan.rendering import cut
 
@@ -63,7 +65,15 @@ class Desk:
 
         Raises ``ApprovalDenied``, ``ApprovalExpired``, ``ApprovalPending``, ``KeyConflict`` or ``StoreError``.
         """
-        record, digest = await call.io(self._request, call, plain)
+        asking = Asking(call)
+        try:
+            return await self._ask(call, plain, asking)
+        finally:
+            asking.end()
+
+    async def _ask(self, call: Call, plain: Mapping[str, Any], asking: Asking) -> ApprovalRecord:
+        record, digest = await call.io(self._request, call, plain, asking)
+        asking.record = record
         approver = approver_here.get() or self._approver or self._default(call)
         deadline = monotonic() + approver.wait
         pause = 0.05
@@ -80,12 +90,12 @@ class Desk:
                     raise _pending(call, record)
                 await call.sleep(pause)
                 pause = min(pause * 1.5, _PAUSE)
-            record = await call.io(self._latest, record)
+            asking.record = record = await call.io(self._latest, record)
         _check_not_ended(call, record)
         if record.digest != digest and record.state in approvals.OPEN:  # edited: it is judged as that call first
             return record
         if record.state is not ApprovalState.APPROVED:  # used by an equal call meanwhile
-            return await self.ask(call, plain)
+            return await self._ask(call, plain, asking)
         _check_executor(call, record)
         return record
 
@@ -100,7 +110,7 @@ class Desk:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def _request(self, call: Call, plain: Mapping[str, Any]) -> tuple[ApprovalRecord, str]:
+    def _request(self, call: Call, plain: Mapping[str, Any], asking: Asking) -> tuple[ApprovalRecord, str]:
         """The open request for ``call``, or a new one, and the digest of ``call``; raises what was decided for good."""
         scope, key = address_of(call)
         subject = approvals.subject_of(namespace=call.run.namespace, scope=scope, tool=call.tool.name, arguments=plain)
@@ -126,8 +136,9 @@ class Desk:
                     )
                 why = "other arguments" if known.policy == policy else "another policy"
                 changes = [approvals.supersede(known, now_us(), actor=owner.this_process(), why=why)]
-            new = self._new(call, scope, key, text, digest, policy)
+            new = self._new(call, scope, key, text, digest, policy, asking.traceparent)
             if self._store.commit([*changes, approvals.ask(new, owner.this_process())], synced=True):
+                watch(self._store)
                 return new, digest
 
     def _check_final(self, call: Call, found: list[ApprovalRecord], digest: str) -> None:
@@ -137,7 +148,9 @@ class Desk:
             if same and record.state in _ENDED and record.run_id == call.run.id:
                 _check_not_ended(call, record)
 
-    def _new(self, call: Call, scope: str, key: str, text: str, digest: str, policy: str) -> ApprovalRecord:
+    def _new(
+        self, call: Call, scope: str, key: str, text: str, digest: str, policy: str, asked_in: str | None
+    ) -> ApprovalRecord:
         now = now_us()
         asking = dict.fromkeys(filter(None, (owner.os_user(), call.run.user, call.run.agent)))
         requirement, compensate = call.tool.policy.approval, call.tool.policy.compensate
@@ -145,7 +158,8 @@ class Desk:
             "run": call.run.name, "effect": call.tool.policy.effect,
             "compensate": compensate if isinstance(compensate, str) else getattr(compensate, "__name__", None),
             "policy": call.policy,
-            "gate": "; ".join(gate.says for gate in call.tool.gates),
+            "gate": "; ".join(gate.says for gate in call.tool.gates), TRACEPARENT: asked_in,
+            **({} if call.run.is_session else so_far(self._store, call.run)),
         }  # fmt: skip
         lasts = approvals.DAY_SECONDS if requirement is None else requirement.expires_in
         new = ApprovalRecord(

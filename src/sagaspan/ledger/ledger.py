@@ -34,7 +34,7 @@ from sagaspan.exceptions import (
 )
 from sagaspan.keys import KeySource, idempotency_key
 from sagaspan.ledger import approvals, transitions
-from sagaspan.ledger.approvals import ApprovalSpent
+from sagaspan.ledger.approvals import AlreadyDone, ApprovalSpent
 from sagaspan.ledger.attempts import Ended, History, UntilSettled, body_token, run_attempts
 from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, Spent, booked, reserving, settling, spending
 from sagaspan.ledger.costs import rate_of, spent_by
@@ -779,7 +779,7 @@ def scheduled(record: CallRecord) -> Result:
 
 
 def _scheduled_before(call: Call, record: CallRecord) -> Result:
-    _check_asked(call, record, "scheduled")
+    _check_repeated(call, record)
     if call.occurrence > 0:
         _log.warning(
             "tool %r was already scheduled with these arguments, so it is sent once (repeat='new' sends it again)",
@@ -788,17 +788,14 @@ def _scheduled_before(call: Call, record: CallRecord) -> Result:
     return scheduled(record)
 
 
-def _check_asked(call: Call, record: CallRecord, done: str) -> None:
-    if call.tool.policy.repeat_rule == "ask" and call.occurrence > 0:
-        raise ApprovalDenied(
-            f"tool {call.tool.name!r} is irreversible and was already {done} with these arguments (call "
-            f"{record.id}); nobody was asked about doing it again. Declare repeat='dedupe' or 'new', or a key=",
-            call=call_info(record),
-        )
+def _check_repeated(call: Call, record: CallRecord) -> None:
+    """Let somebody be asked about an irreversible call that is done in this run, and was not asked about as such."""
+    if call.tool.policy.repeat_rule == "ask" and call.occurrence > 0 and call.repeats is None:
+        raise AlreadyDone(record.id)
 
 
 def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
-    _check_asked(call, record, "done")
+    _check_repeated(call, record)
     if call.tool.policy.defer:  # of another run, under the same business key
         said = "It was done before, under the same key; nothing is scheduled."
         answer = {"status": str(CallState.DONE), "record": record.id, "tool": record.tool, "message": said}

@@ -75,6 +75,8 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
         ("run", f"{visible(facts.get('run') or '')} {visible(record.run_id)}".strip()),
         ("effect", facts.get("effect") or "undeclared"),
         ("undone by", facts.get("compensate") or "nothing"),
+        ("so far", _so_far(facts)),
+        ("would undo", facts.get("undo")),
         ("why asked", facts.get("gate")),
         ("policy", facts.get("policy")),
         ("asked by", ", ".join(requested_by(record))),
@@ -89,7 +91,16 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
     return "\n".join([*lines, *(f"{name:<12}{visible(value)}" for name, value in notes if value)])
 
 
+def _so_far(facts: dict[str, Any]) -> str | None:
+    """What the run had done by the time it asked."""
+    if "calls" not in facts:
+        return None
+    cost = f", {facts['cost']}" if facts.get("cost") else ""
+    return f"{facts['calls']} call{'' if facts['calls'] == 1 else 's'} in this run{cost}"
+
+
 def decided_by(record: ApprovalRecord) -> str:
+    """Who agreed, for people."""
     for_whom = [(one, f" for {one.on_behalf_of}" if one.on_behalf_of else "") for one in votes_of(record)]
     return ", ".join(f"{one.by}{instead} ({one.channel})" for one, instead in for_whom)
 

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 from sagaspan import codecs
 from sagaspan._call import Call, Result
+from sagaspan._gates import Gate
 from sagaspan._middleware import CallNext
 from sagaspan._tool import Tool
 from sagaspan.exceptions import ApprovalDenied
-from sagaspan.keys import canonical
-from sagaspan.ledger.approvals import ApprovalSpent, arguments_of, exact
+from sagaspan.keys import canonical, idempotency_key
+from sagaspan.ledger.approvals import AlreadyDone, ApprovalSpent, arguments_of, exact
 from sagaspan.ledger.records import ApprovalRecord
 
 Plain = Callable[[Tool, Mapping[str, Any]], dict[str, Any]]
@@ -44,7 +45,10 @@ class Edited(Exception):
 
 
 class EditsMiddleware:
-    """Starts an edited call again; its key stays that of the requested arguments."""
+    """Starts an edited call again; its key stays that of the requested arguments.
+
+    So it does with an irreversible call that is done with these arguments: as one of its own, which is asked about.
+    """
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
         tool = call.tool
@@ -53,6 +57,9 @@ class EditsMiddleware:
                 return await call_next(call)
             except Edited as edited:  # under its own tool: what a rule made of that was for the other arguments
                 call = replace(edited.call, tool=tool)
+            except AlreadyDone as done:
+                call = _again(call, done.record_id)
+                tool = call.tool
 
 
 class ApprovalMiddleware:
@@ -112,6 +119,18 @@ class ApprovalMiddleware:
             ) from error
         plain = self._plain(call.tool, arguments)
         return replace(call, arguments=arguments, encoded=codecs.dump(plain)), plain
+
+
+def _again(call: Call, done: str) -> Call:
+    """``call`` as a further one beside the call ``done``, under a key of its own, asked about whatever its policy says.
+
+    Its number is that of the equal calls of this incarnation, so that a resume finds it.
+    """
+    key = replace(call.key, value=f"{call.key.value}.{call.occurrence}")
+    downstream = idempotency_key(call.run.namespace, key.scope, call.tool.name, key.value, call.generation)
+    asks = Gate(f"it is irreversible, and done with these arguments already (call {done})")
+    tool = replace(call.tool, gates=(*call.tool.gates, asks))
+    return replace(call, key=key, idempotency_key=downstream, tool=tool, repeats=done)
 
 
 def _edited(call: Call, record: ApprovalRecord, plain: Mapping[str, Any]) -> Call:

@@ -13,7 +13,8 @@ from sagaspan import codecs, semconv
 from sagaspan._call import Call, Result
 from sagaspan._frozen import replaced
 from sagaspan._middleware import CallNext
-from sagaspan.exceptions import KeyConflict
+from sagaspan.exceptions import ApprovalPending, KeyConflict
+from sagaspan.ledger.records import CallState
 
 _MAX_DESCRIPTION = 256
 
@@ -88,6 +89,9 @@ def _result_content(call: Call, result: Result) -> dict[str, AttributeValue]:
 @spans.harmless(None)
 def _refused(span: Span, error: BaseException) -> None:
     attributes: dict[str, AttributeValue] = {semconv.CALL_EXECUTED: False}
+    if isinstance(error, ApprovalPending):
+        attributes[semconv.CALL_STATE] = CallState.AWAITING_APPROVAL
+        attributes[semconv.APPROVAL_ID] = error.approval_id
     if isinstance(error, KeyConflict):
         attributes[semconv.IDEMPOTENCY_OUTCOME] = semconv.OUTCOME_CONFLICT
     spans.end(span, attributes, error)
