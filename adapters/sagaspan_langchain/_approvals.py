@@ -29,6 +29,8 @@ from sagaspan_langchain._bodies import Body
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._subclasses import body_behind
 
+Tools = Mapping[str, BaseTool]
+Gated = tuple[dict[str, Any], BaseTool, Body, dict[str, Any], Guard]
 CHANNEL: Final = "langgraph"
 DIGESTS: Final = "digests"
 ALLOWED: Final = ("approve", "edit", "reject", "respond")
@@ -112,7 +114,9 @@ class Step:
 
 def run_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
     """What a node of guarded tools does with an input, once it is known who agrees."""
-    step = ask(node, given, config)
+    step = None
+    if _compat.checkpointer_of(config) is not None:
+        step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
     if step is None:
         return _compat.run_node(node, given, config, runtime)
     token = approver_here.set(step.answers)
@@ -124,7 +128,9 @@ def run_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
 
 async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
     """As ``run_step``, in a running loop."""
-    step = await aask(node, given, config)
+    step = None
+    if _compat.checkpointer_of(config) is not None:
+        step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
     if step is None:
         return await _compat.arun_node(node, given, config, runtime)
     token = approver_here.set(step.answers)
@@ -137,15 +143,12 @@ async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> An
 # -- asking ----------------------------------------------------------------------------------------------------
 
 
-def ask(node: ToolNode, given: Any, config: Mapping[str, Any]) -> Step | None:
-    """Ask about the calls of a task, if somebody is to be asked and a checkpointer can wait for the answer.
+def ask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> Step | None:
+    """Ask about the calls of a task, if somebody is to be asked; under a checkpointer, which waits for the answer.
 
     Raises LangGraph's interrupt, and pydantic's ``ValidationError`` for an answer that is none to this question.
     """
-    if _compat.checkpointer_of(config) is None:
-        return None
-    calls = _compat.calls_of(node, given)
-    gated = _gated(node, calls, is_async=False)
+    gated = _gated(tools, calls, is_async=False)
     found = [_asked(call, tool, guard.question(body.tool, args)) for call, tool, body, args, guard in gated]
     asked = [one for one in found if one is not None]
     if not _is_needed(asked, config):
@@ -154,18 +157,15 @@ def ask(node: ToolNode, given: Any, config: Mapping[str, Any]) -> Step | None:
     decisions = _interrupt(asked, len(given_to_us), _compat.shown_to(config) if given_to_us else None)
 
     def judge(call: dict[str, Any]) -> Question | None:
-        found = _gated(node, [call], is_async=False)
+        found = _gated(tools, [call], is_async=False)
         return next((guard.question(body.tool, args) for _, _, body, args, guard in found), None)
 
     return _step(calls, asked, decisions, config, judge)
 
 
-async def aask(node: ToolNode, given: Any, config: Mapping[str, Any]) -> Step | None:
+async def aask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> Step | None:
     """As ``ask``, in a running loop."""
-    if _compat.checkpointer_of(config) is None:
-        return None
-    calls = _compat.calls_of(node, given)
-    gated = _gated(node, calls, is_async=True)
+    gated = _gated(tools, calls, is_async=True)
     found = [_asked(call, tool, await guard.aquestion(body.tool, args)) for call, tool, body, args, guard in gated]
     asked = [one for one in found if one is not None]
     if not _is_needed(asked, config):
@@ -175,19 +175,16 @@ async def aask(node: ToolNode, given: Any, config: Mapping[str, Any]) -> Step | 
     judged: dict[str, Question | None] = {}
     for one, decision in zip(asked, decisions, strict=True):
         if _is_other_tool(one, decision):
-            for call, _, body, args, guard in _gated(node, [_instead(one, decision)], is_async=True):
+            for call, _, body, args, guard in _gated(tools, [_instead(one, decision)], is_async=True):
                 judged[call["id"]] = await guard.aquestion(body.tool, args)
     return _step(calls, asked, decisions, config, lambda call: judged.get(call["id"]))
 
 
-Gated = tuple[dict[str, Any], BaseTool, Body, dict[str, Any], Guard]
-
-
-def _gated(node: ToolNode, calls: Sequence[dict[str, Any]], *, is_async: bool) -> list[Gated]:
+def _gated(tools: Tools, calls: Sequence[dict[str, Any]], *, is_async: bool) -> list[Gated]:
     """The calls of tools that this guard runs, with the arguments their bodies would get; wrong ones fail later."""
     found: list[Gated] = []
     for call in calls:
-        tool = _compat.tools_of(node).get(call["name"])
+        tool = tools.get(call["name"])
         guard, body = guard_of(tool), None if tool is None else body_behind(tool, is_async=is_async)
         if tool is None or guard is None or body is None or not guard.may_ask(body.tool):
             continue
