@@ -169,7 +169,7 @@ ALLOWED = {
         "_accounts",
         "llm",
     },
-    "adapters": {"_adapters", "_context", "_guard", "_llm", "_question", "_told", "_tool", "policy"},
+    "adapters": {"_adapters", "_context", "_guard", "_llm", "_question", "_spans", "_told", "_tool", "policy"},
     "telemetry": {"exceptions", "_checks", "semconv", "telemetry", "_fork", "_home"},
     "index": {"exceptions", "semconv", "index"},
     "testing": DATA | {"ledger", "stores", "testing", "_audit", "_engine", "_guard", "_run", "_views"},

@@ -10,7 +10,6 @@ from typing import Any
 from sagaspan_crewai import _models as models
 from sagaspan_crewai import _steps as steps
 from sagaspan_crewai._bodies import install, install_structured
-from sagaspan_crewai._compat import Stopping
 from sagaspan_crewai._session import Decision, Session, decision_in_force, session_in_force
 
 
@@ -49,29 +48,19 @@ def before_model(hook: Any) -> None:
     if session is None:
         return
     session.check()
-    _or_stop(session, lambda: models.watch(hook.llm))
+    session.or_stop(lambda: models.watch(hook.llm))
 
 
 def on_event(source: Any, event: Any) -> None:
     """Something happened: in the thread, and under the context, of whom it happened to."""
     session = session_in_force.get()
     if session is not None:
-        _or_stop(session, lambda: _listen(session, source, event))
+        session.or_stop(lambda: _listen(session, source, event))
 
 
 def _listen(session: Session, source: Any, event: Any) -> None:
-    steps.on_event(session, source, event)
+    steps.on_event(session, event)
     models.on_event(session, source, event)
-
-
-def _or_stop(session: Session, work: Any) -> None:
-    try:
-        work()
-    except Stopping:
-        raise
-    except Exception as error:
-        session.stop(error)
-        raise Stopping(error) from error
 
 
 def _role(agent: Any) -> str | None:

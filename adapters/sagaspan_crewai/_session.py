@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from opentelemetry.trace import Span
+
 from sagaspan import Guard, Run
+from sagaspan.adapters import LlmCall
 from sagaspan_crewai import _compat
 from sagaspan_crewai._compat import Stopping
 
@@ -31,6 +34,14 @@ class Decision:
     answered: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The span of a task or of an agent's work on one, and the one around it."""
+
+    span: Span
+    around: Span
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """One kickoff of ``target``; ``tools`` knows its guarded tools."""
@@ -42,6 +53,8 @@ class Session:
     outer: Session | None = None
     stopped: BaseException | None = None
     attempts: dict[str, list[Any]] = field(default_factory=dict)
+    models: dict[str, LlmCall] = field(default_factory=dict)
+    steps: dict[tuple[str, str], Step] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stop(self, error: BaseException) -> None:
@@ -55,6 +68,16 @@ class Session:
         """Raise, through CrewAI, what ended this kickoff."""
         if self.stopped is not None:
             raise Stopping(self.stopped)
+
+    def or_stop(self, work: Callable[[], Any]) -> None:
+        """Do ``work`` where CrewAI would swallow an error of it; one ends the kickoff."""
+        try:
+            work()
+        except Stopping:
+            raise
+        except Exception as error:
+            self.stop(error)
+            raise Stopping(error) from error
 
     def shown(self, error: BaseException) -> BaseException:
         """``error`` of the kickoff as its caller shall see it."""
@@ -84,13 +107,15 @@ def in_force(session: Session) -> Iterator[None]:
     """``session`` is the one whose hooks and events are heard within the block."""
     from sagaspan_crewai import _hooks
 
+    listens = session_in_force.get() is not None  # around this one; the hooks find the innermost
     token = session_in_force.set(session)
     decision = decision_in_force.set(None)
+    hooks = _compat.listening(
+        before_tool=_hooks.before_tool, after_tool=_hooks.after_tool, before_model=_hooks.before_model,
+        on_event=_hooks.on_event,
+    )  # fmt: skip
     try:
-        with _compat.listening(
-            before_tool=_hooks.before_tool, after_tool=_hooks.after_tool, before_model=_hooks.before_model,
-            on_event=_hooks.on_event,
-        ):  # fmt: skip
+        with contextlib.nullcontext() if listens else hooks:
             yield
     finally:
         decision_in_force.reset(decision)

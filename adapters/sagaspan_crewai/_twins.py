@@ -7,6 +7,7 @@ state. What CrewAI builds on those (streams, batches, kickoffs in threads) comes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -16,6 +17,8 @@ from typing import Any, Final
 from sagaspan import Budget, ConfigurationError, Guard, Run
 from sagaspan.adapters import PolicyBook
 from sagaspan_crewai import _compat
+from sagaspan_crewai import _models as models
+from sagaspan_crewai import _steps as steps
 from sagaspan_crewai._bodies import install
 from sagaspan_crewai._session import Session, in_force, session_in_force
 from sagaspan_crewai._toolbox import Toolbox, aliases_of
@@ -199,32 +202,46 @@ def _passes(self: Any) -> bool:
 
 def _within(self: Any, run: Run, work: Callable[[], Any]) -> Any:
     session = _session(self, run)
-    try:
-        with in_force(session):
-            result = work()
-    except Exception as error:
-        shown = session.shown(error)
-        if shown is error:
-            raise
-        raise shown from None
-    if session.stopped is not None:  # somebody on the way swallowed it
-        raise session.stopped
-    return result
+    with _kickoff(session):
+        return work()
 
 
 async def _awithin(self: Any, run: Run, work: Any) -> Any:
     session = _session(self, run)
+    with _kickoff(session):
+        return await work
+
+
+@contextlib.contextmanager
+def _kickoff(session: Session) -> Iterator[None]:
+    """What happens within the block happens in ``session``; raises what stopped that, whoever swallowed it."""
     try:
-        with in_force(session):
-            result = await work
+        with in_force(session), steps.kickoff(session, _kind(session.target), _name(session.target)):
+            for llm in _models_of(session.target):
+                models.watch(llm)
+            yield
     except Exception as error:
         shown = session.shown(error)
         if shown is error:
             raise
         raise shown from None
+    finally:
+        models.close(session)
     if session.stopped is not None:
         raise session.stopped
-    return result
+
+
+def _models_of(target: Any) -> Iterator[Any]:
+    """The models that are asked on its behalf, as far as it says."""
+    owners = [target]
+    if isinstance(target, _compat.Crew):
+        owners += _agents_of(target)
+    for owner in owners:
+        for name in ("llm", "manager_llm", "planning_llm", "chat_llm"):
+            yield getattr(owner, name, None)
+        yield vars(owner).get("function_calling_llm")  # to ask for it would warn: it is deprecated
+    planning = [getattr(getattr(owner, "planning_config", None), "llm", None) for owner in owners]
+    yield from planning
 
 
 def _session(self: Any, run: Run) -> Session:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
-from opentelemetry.trace import TracerProvider
+from opentelemetry.trace import Tracer, TracerProvider
 
 from sagaspan import _owner as owner
 from sagaspan import codecs
@@ -302,6 +302,11 @@ class Guard:
             raise ConfigurationError(f"nobody can say what of {described(target)} is guarded: wrap it, or its tools")
         found: Coverage = adapter.coverage(target)
         return found
+
+    @property
+    def tracer(self) -> Tracer:
+        """What makes this guard's spans (for adapters)."""
+        return self._engine.tracer
 
     def define(self, function: Callable[..., Any], *, name: str, policy: Policy, **details: Any) -> Tool:
         """A tool of an agent that an adapter wraps (``details``: those of ``sagaspan.adapters.tool_of``)."""

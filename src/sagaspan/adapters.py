@@ -13,11 +13,13 @@ from sagaspan._context import approver_here
 from sagaspan._guard import guard_function
 from sagaspan._llm import LlmCall
 from sagaspan._question import Question
+from sagaspan._spans import end as end_span
+from sagaspan._spans import start as start_span
 from sagaspan._told import told, told_of_tool
 from sagaspan._tool import Tool, tool_behind
 from sagaspan.policy import PolicyBook
 
 __all__ = [
-    "Adapter", "LlmCall", "PolicyBook", "Question", "Tool", "approver_here", "guard_function", "told",
-    "told_of_tool", "tool_behind",
+    "Adapter", "LlmCall", "PolicyBook", "Question", "Tool", "approver_here", "end_span", "guard_function", "start_span",
+    "told", "told_of_tool", "tool_behind",
 ]  # fmt: skip

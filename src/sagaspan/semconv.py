@@ -29,6 +29,8 @@ OPERATION_EMBEDDINGS: Final = "embeddings"
 OPERATION_GENERATE: Final = "generate_content"
 OPERATION_COMPLETE: Final = "text_completion"
 OPERATION_EXECUTE_TOOL: Final = "execute_tool"
+OPERATION_INVOKE_AGENT: Final = "invoke_agent"
+OPERATION_INVOKE_WORKFLOW: Final = "invoke_workflow"
 TOOL_TYPE_FUNCTION: Final = "function"
 
 # -- runs --------------------------------------------------------------------------------------------------
@@ -39,6 +41,7 @@ RUN_REASON: Final = "sagaspan.run.reason"
 RUN_RESUMED: Final = "sagaspan.run.resumed"
 RUN_PARENT_ID: Final = "sagaspan.run.parent.id"
 RUN_ORPHANS: Final = "sagaspan.run.orphans"
+TASK_NAME: Final = "sagaspan.task.name"
 
 # -- calls -------------------------------------------------------------------------------------------------
 CALL_ID: Final = "sagaspan.call.id"
@@ -101,6 +104,9 @@ GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
 # -- span names --------------------------------------------------------------------------------------------
 SPAN_MODEL: Final = "{operation} {model}"
 SPAN_TOOL: Final = "execute_tool {tool}"
+SPAN_AGENT: Final = "invoke_agent {agent}"
+SPAN_WORKFLOW: Final = "invoke_workflow {workflow}"
+SPAN_TASK: Final = "task {task}"
 SPAN_RUN: Final = "sagaspan {run}"
 SPAN_APPROVAL: Final = "approval {tool}"
 SPAN_ATTEMPT: Final = "attempt {n}"

@@ -1,0 +1,299 @@
+"""A wrapped crew stops for a budget, a loop, an abort or a question, out of every entry point, and is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from crewai import Crew, Process, Task
+from crewai.flow.flow import Flow, listen, start
+from crewai.tools import tool
+
+from sagaspan import ApprovalPending, BudgetExceeded, Guard, LoopDetected, Policy
+from tests.adapters.crewai.scripts import Ask, Say, Scripted, agent_of, ask, crew_of, model_of
+
+TWO_CALLS = "2 calls"
+
+
+def shop(world: list[object]) -> tuple[Any, Any]:
+    @tool("book")
+    def book(room: str) -> str:
+        """Book."""
+        world.append(f"book {room}")
+        return f"booked {room}"
+
+    @tool("cancel")
+    def cancel(room: str) -> str:
+        """Cancel."""
+        world.append(f"cancel {room}")
+        return "cancelled"
+
+    return book, cancel
+
+
+UNDONE: dict[str, Any] = {"book": Policy(compensate="cancel")}
+SCRIPT = [ask("book", room="a"), ask("book", room="b"), ask("book", room="c")]
+
+
+def consume(stream: Any) -> Any:
+    for _ in stream:
+        pass
+    return stream.result
+
+
+async def aconsume(stream: Any) -> Any:
+    async for _ in stream:
+        pass
+    return stream.result
+
+
+ENTRIES: dict[str, Callable[[Crew], Any]] = {
+    "kickoff": lambda crew: crew.kickoff(),
+    "kickoff_async": lambda crew: asyncio.run(crew.kickoff_async()),
+    "akickoff": lambda crew: asyncio.run(crew.akickoff()),
+    "kickoff_for_each": lambda crew: crew.kickoff_for_each([{}])[0],
+    "kickoff_for_each_async": lambda crew: asyncio.run(crew.kickoff_for_each_async([{}]))[0],
+    "akickoff_for_each": lambda crew: asyncio.run(crew.akickoff_for_each([{}]))[0],
+}
+
+
+async def _streamed(crew: Crew, name: str) -> Any:
+    return await aconsume(await getattr(crew, name)())
+
+
+STREAMS: dict[str, Callable[[Crew], Any]] = {
+    "kickoff": lambda crew: consume(crew.kickoff()),
+    "kickoff_async": lambda crew: asyncio.run(_streamed(crew, "kickoff_async")),
+    "akickoff": lambda crew: asyncio.run(_streamed(crew, "akickoff")),
+}
+ALL = [pytest.param(call, {}, id=name) for name, call in ENTRIES.items()] + [
+    pytest.param(call, {"stream": True}, id=f"{name}-stream") for name, call in STREAMS.items()
+]
+
+
+@pytest.mark.parametrize(("enter", "options"), ALL)
+def test_a_budget_ends_every_kickoff_and_undoes_it(
+    guard: Guard, world: list[object], native: bool, enter: Callable[[Crew], Any], options: dict[str, Any]
+) -> None:
+    crew = crew_of(SCRIPT, shop(world), native, **options)
+    wrapped = guard.wrap(crew, {"book": Policy(compensate="cancel", cost="1 USD")}, budget="2.5 USD")
+    with pytest.raises(BudgetExceeded):
+        enter(wrapped)
+    assert world == ["book a", "book b", "cancel b", "cancel a"]
+    assert [(str(run.status), run.reason) for run in guard.runs.list()] == [("compensated", "budget")]
+    assert len(model_of(crew).seen) <= 3
+
+
+@pytest.mark.parametrize(("enter", "options"), ALL)
+def test_every_kickoff_waits_for_approval_and_goes_on_with_the_same_run(
+    guard: Guard, world: list[object], enter: Callable[[Crew], Any], options: dict[str, Any]
+) -> None:
+    policies = {"book": Policy(compensate="cancel", approve="room == 'b'")}
+
+    def again() -> Any:
+        return enter(guard.wrap(crew_of(SCRIPT[:2], shop(world), **options), policies, run_id="trip"))
+
+    with pytest.raises(ApprovalPending) as pending:
+        again()
+    assert world == ["book a"]
+    assert [str(run.status) for run in guard.runs.list()] == ["paused"]
+    guard.approvals.approve(pending.value.approval_id)
+    assert again().raw == "done"
+    assert world == ["book a", "book b"]
+
+
+def test_an_approver_in_the_process_is_asked_while_the_crew_waits(
+    guard: Guard, world: list[object], native: bool
+) -> None:
+    asked: list[Any] = []
+    policies = {"book": Policy(approve=True)}
+    with guard.override(approver=lambda request: asked.append(request.args) or True):
+        guard.wrap(crew_of(SCRIPT[:1], shop(world), native), policies).kickoff()
+    assert (asked, world) == ([{"room": "a"}], ["book a"])
+
+
+def test_an_approver_that_raises_refuses(guard: Guard, world: list[object], native: bool) -> None:
+    crew = crew_of(SCRIPT[:1], shop(world), native)
+    with guard.override(approver=lambda _request: 1 / 0):
+        assert guard.wrap(crew, {"book": Policy(approve=True)}).kickoff().raw == "done"
+    assert world == []
+    assert "ApprovalDenied" in model_of(crew).heard
+
+
+def test_going_in_circles_ends_the_kickoff(guard: Guard, world: list[object]) -> None:
+    @tool("look")
+    def look(at: str) -> str:
+        """Look."""
+        world.append(at)
+        return "nothing new"
+
+    crew = crew_of([SCRIPT[0], *[ask("look", at="x")] * 6], [look, *shop(world)])
+    with pytest.raises(LoopDetected):
+        guard.wrap(crew, {"look": Policy(loop=2), **UNDONE}).kickoff()
+    assert world == ["book a", "x", "x", "cancel a"]
+
+
+def test_an_abort_ends_the_kickoff_and_undoes_it(guard: Guard, world: list[object], native: bool) -> None:
+    book, cancel = shop(world)
+
+    @tool("panic")
+    def panic(why: str) -> str:
+        """Stop."""
+        run = guard.current_run()
+        assert run is not None
+        run.abort(why)
+        return "stopping"
+
+    crew = crew_of([SCRIPT[0], ask("panic", why="fire"), SCRIPT[1]], [book, cancel, panic], native)
+    with guard.run("day") as run, pytest.raises(Exception, match="was aborted"):
+        guard.wrap(crew, UNDONE).kickoff()
+    assert world == ["book a", "cancel a"]
+    assert (str(run.status), run.reason) == ("compensated", "aborted")
+
+
+def test_a_critical_failure_ends_the_kickoff_as_that_error(guard: Guard, world: list[object], native: bool) -> None:
+    @tool("charge")
+    def charge(amount: int) -> str:
+        """Charge."""
+        world.append(amount)
+        raise ZeroDivisionError("no card")
+
+    crew = crew_of([SCRIPT[0], ask("charge", amount=1), SCRIPT[1]], [*shop(world), charge], native)
+    policies = {**UNDONE, "charge": Policy(critical=True, error_means="failed")}
+    with pytest.raises(ZeroDivisionError, match="no card"):
+        guard.wrap(crew, policies).kickoff()
+    assert world == ["book a", 1, "cancel a"]
+
+
+def test_an_error_of_the_user_undoes_and_passes_through(guard: Guard, world: list[object]) -> None:
+    def broken(_output: Any) -> None:
+        raise ValueError("my callback")
+
+    crew = crew_of(SCRIPT[:1], shop(world), task={"callback": broken})
+    with pytest.raises(ValueError, match="my callback"):
+        guard.wrap(crew, UNDONE).kickoff()
+    assert world == ["book a", "cancel a"]
+
+
+@pytest.mark.parametrize("name", ["kickoff", "akickoff"])
+def test_asynchronous_tasks_end_too_and_the_call_in_flight_is_waited_for(
+    guard: Guard, world: list[object], name: str
+) -> None:
+    book, cancel = shop(world)
+    begun, refused = threading.Event(), threading.Event()
+
+    @tool("slow")
+    def slow(room: str) -> str:
+        """Book slowly."""
+        begun.set()
+        refused.wait(20)
+        world.append(f"book {room}")
+        return "slow"
+
+    def price(room: str) -> str:
+        begun.wait(20)
+        threading.Timer(0.05, refused.set).start()  # the refusal is about to be
+        return "9 USD"
+
+    patient = agent_of([ask("slow", room="s"), ask("book", room="never")], [slow, cancel])
+    hasty = agent_of([ask("book", room="dear")], [book], role="Hasty")
+    jobs = [
+        Task(description="one", expected_output="x", agent=patient, async_execution=True),
+        Task(description="two", expected_output="x", agent=hasty, async_execution=True),
+        Task(description="three", expected_output="x", agent=agent_of([], role="Last")),
+    ]
+    policies = {"book": Policy(compensate="cancel", cost=price), "slow": Policy(compensate="cancel")}
+    wrapped = guard.wrap(Crew(agents=[patient, hasty], tasks=jobs), policies, budget="1 USD")
+    with pytest.raises(BudgetExceeded):
+        ENTRIES[name](wrapped)
+    assert world == ["book s", "cancel s"]
+
+
+def hierarchy(world: list[object], native: bool, manager: list[Any], worker: list[Any], **options: Any) -> Crew:
+    clerk = agent_of(worker, shop(world), native)
+    boss = agent_of(manager, (), native, role="Boss", allow_delegation=True)
+    job = Task(description="do", expected_output="x")
+    return Crew(agents=[clerk], tasks=[job], manager_agent=boss, process=Process.hierarchical, **options)
+
+
+DELEGATE = ask("delegate_work_to_coworker", task="book", context="none", coworker="Clerk")
+
+
+def test_a_delegated_worker_that_is_out_of_budget_ends_the_kickoff(
+    guard: Guard, world: list[object], native: bool
+) -> None:
+    crew = hierarchy(world, native, [DELEGATE, DELEGATE], [*SCRIPT, Say(), *SCRIPT])
+    with pytest.raises(BudgetExceeded):
+        guard.wrap(crew, {"book": Policy(compensate="cancel", cost="1 USD")}, budget="2.5 USD").kickoff()
+    assert world == ["book a", "book b", "cancel b", "cancel a"]
+
+
+def test_a_delegated_worker_that_waits_for_approval_goes_on_later(
+    guard: Guard, world: list[object], native: bool
+) -> None:
+    policies = {"book": Policy(compensate="cancel", approve="room == 'b'")}
+
+    def again() -> Any:
+        crew = hierarchy(world, native, [DELEGATE], SCRIPT[:2])
+        return guard.wrap(crew, policies, run_id="trip").kickoff()
+
+    with pytest.raises(ApprovalPending) as pending:
+        again()
+    guard.approvals.approve(pending.value.approval_id)
+    assert again().raw == "done"
+    assert world == ["book a", "book b"]
+
+
+def test_an_agent_alone_stops(guard: Guard, world: list[object], native: bool) -> None:
+    agent = agent_of(SCRIPT, shop(world), native)
+    with pytest.raises(BudgetExceeded):
+        guard.wrap(agent, {"book": Policy(compensate="cancel", cost="1 USD")}, budget="2.5 USD").kickoff("go")
+    assert world == ["book a", "book b", "cancel b", "cancel a"]
+
+
+class Trip(Flow[Any]):
+    """A flow that kicks a crew off, and asks an agent."""
+
+    crew: Any = None
+    agent: Any = None
+
+    @start()
+    def plan(self) -> Any:
+        return self.crew.kickoff().raw
+
+    @listen(plan)
+    def book(self, _planned: Any) -> Any:
+        return self.agent.kickoff("go")
+
+
+@pytest.mark.parametrize("how", ["kickoff", "kickoff_async", "akickoff"])
+def test_a_flow_stops_with_what_it_kicked_off(guard: Guard, world: list[object], how: str) -> None:
+    trip = Trip(crew=crew_of(SCRIPT[:1], shop(world)), agent=agent_of(SCRIPT[1:], shop(world)))
+    wrapped = guard.wrap(trip, {"book": Policy(compensate=shop(world)[1].func, cost="1 USD")}, budget="2.5 USD")
+    assert isinstance(wrapped, Trip)
+    with pytest.raises(BudgetExceeded):
+        wrapped.kickoff() if how == "kickoff" else asyncio.run(getattr(wrapped, how)())
+    assert world == ["book a", "book b", "cancel b", "cancel a"]
+    assert [run.name for run in guard.runs.list()] == ["Trip"]
+
+
+def test_parallel_calls_end_before_anything_is_undone(guard: Guard, world: list[object]) -> None:
+    rooms = [[Ask("book", room=room) for room in "abcdef"]]
+    crew = crew_of(rooms, shop(world))
+    with pytest.raises(BudgetExceeded):
+        guard.wrap(crew, {"book": Policy(compensate="cancel", cost="1 USD")}, budget="3.5 USD").kickoff()
+    booked = [str(what)[5:] for what in world if str(what).startswith("book")]
+    assert len(booked) == 3
+    assert sorted(str(what)[7:] for what in world[3:]) == sorted(booked)
+
+
+def test_a_budget_of_money_stops_before_a_model_is_asked(guard: Guard, world: list[object], native: bool) -> None:
+    crew = crew_of(SCRIPT, shop(world), native)
+    with pytest.raises(BudgetExceeded):
+        guard.wrap(crew, budget=TWO_CALLS).kickoff()
+    assert world == ["book a"]
+    assert len(model_of(crew).seen) == 1
+    assert isinstance(model_of(crew), Scripted)
