@@ -6,11 +6,9 @@ import asyncio
 import functools
 import gc
 import inspect
-import json
 import logging
 import os
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import Guard, Run
+from tests.nursery import Forked, Nursery
 from tests.providers.server import ModelServer
 
 # How long an example takes is no property of the code: a busy machine must not fail a test.
@@ -169,70 +168,37 @@ def die():
 """
 
 
-# Everything is imported once; each script runs in a fork of this process, 20 times faster than in a new interpreter.
-NURSERY = """
-import asyncio, json, os, sys, traceback
-import sagaspan._guard, sagaspan.stores.sqlite
-from sagaspan import *
-for line in sys.stdin:
-    job = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        os.environ.clear()
-        os.environ.update(job["environment"])
-        os.chdir(job["folder"])
-        for number, name in ((0, os.devnull), (1, job["out"]), (2, job["err"])):
-            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
-        code = 0
-        try:
-            exec(job["script"], {"__name__": "__main__"})
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
-
-
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[subprocess.Popen[str]]:
+def nursery() -> Iterator[Nursery]:
     """A process that forks workers."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    yield process
-    process.communicate()
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
 
 
 class Worker:
     """Real processes on this test's ledger; ``effects`` is the world outside."""
 
-    def __init__(self, store_url: str, folder: Path, nursery: subprocess.Popen[str]) -> None:
+    def __init__(self, store_url: str, folder: Path, nursery: Nursery) -> None:
         self.store_url = store_url
         self.effects_file = folder / "effects.txt"
+        self._folder = folder
         self._nursery = nursery
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Forked] = []
 
     @property
     def effects(self) -> list[str]:
         """What happened in the world, in order."""
         return self.effects_file.read_text().split() if self.effects_file.exists() else []
 
-    def start(self, script: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, script: str, **environment: str) -> Forked:
         """Start a process that runs ``script`` after the preamble."""
-        process = subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
-            env={**os.environ, **self._environment(), **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._started.append(process)
-        return process
+        return self._start(PREAMBLE + textwrap.dedent(script), environment)
+
+    def start_program(self, *args: str, **environment: str) -> Forked:
+        """Start ``sagaspan`` with these arguments."""
+        script = f"import sys, sagaspan.cli\nsys.argv = {['sagaspan', *args]!r}\nsagaspan.cli.main()"
+        return self._start(script, environment)
 
     def take_away(self) -> None:
         """End what was started and still runs, and close its pipes: they are no other test's warning."""
@@ -242,26 +208,21 @@ class Worker:
 
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run ``script`` to its end, or to its death."""
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        folder = self.effects_file.parent
-        out, err = folder / "out.txt", folder / "err.txt"
-        job = {
-            "script": PREAMBLE + textwrap.dedent(script),
-            "environment": {**os.environ, **self._environment(), **environment},
-            "folder": str(folder), "out": str(out), "err": str(err),
-        }  # fmt: skip
-        self._nursery.stdin.write(json.dumps(job) + "\n")
-        self._nursery.stdin.flush()
-        code = int(self._nursery.stdout.readline())
-        return subprocess.CompletedProcess([], code, out.read_text(), err.read_text())
+        return self._nursery.run(
+            PREAMBLE + textwrap.dedent(script), self._environment() | environment, str(self._folder)
+        )
+
+    def _start(self, script: str, environment: dict[str, str]) -> Forked:
+        process = self._nursery.start(script, self._environment() | environment, str(Path.cwd()))
+        self._started.append(process)
+        return process
 
     def _environment(self) -> dict[str, str]:
-        return {"TEST_STORE": self.store_url, "TEST_EFFECTS": str(self.effects_file)}
+        return {**os.environ, "TEST_STORE": self.store_url, "TEST_EFFECTS": str(self.effects_file)}
 
 
 @pytest.fixture
-def worker(store_url: str, tmp_path: Path, nursery: subprocess.Popen[str]) -> Iterator[Worker]:
+def worker(store_url: str, tmp_path: Path, nursery: Nursery) -> Iterator[Worker]:
     """Real processes on this test's ledger."""
     worker = Worker(store_url, tmp_path, nursery)
     yield worker

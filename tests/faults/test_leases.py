@@ -17,6 +17,7 @@ import pytest
 
 from sagaspan import ConfigurationError, Guard, OutcomeUnknown, Recovery
 from tests.conftest import PREAMBLE, Worker
+from tests.nursery import Forked
 
 TTL = 0.6
 
@@ -60,11 +61,11 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def start(worker: Worker) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+def start(worker: Worker) -> Iterator[Callable[[str], Forked]]:
     """Start a process that has printed "in", and take it away in the end."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Forked] = []
 
-    def start(script: str) -> subprocess.Popen[str]:
+    def start(script: str) -> Forked:
         process = worker.start(script)
         started.append(process)
         assert process.stdout is not None

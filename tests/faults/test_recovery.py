@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +18,7 @@ import pytest
 from sagaspan import Applied, CompensationFailed, ConfigurationError, Guard, Recovery
 from tests.conftest import Worker
 from tests.faults.test_crashes import CRASH_AT, _check_audit
+from tests.nursery import Forked
 
 # The user's application: what the processes that die and those that recover have in common.
 SHOP = """
@@ -72,20 +71,16 @@ class Program:
     """``sagaspan`` as a process of its own."""
 
     def __init__(self, worker: Worker) -> None:
-        self._environment = {**os.environ, "TEST_STORE": worker.store_url, "TEST_EFFECTS": str(worker.effects_file)}
-        self._store = worker.store_url
+        self._worker = worker
 
     def __call__(self, *args: str, app: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*args, app=app, **environment)
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
-    def start(self, *args: str, app: bool = True, **environment: str) -> subprocess.Popen[str]:
-        where = ["--app", "shop:guard"] if app else ["--store", self._store]
-        return subprocess.Popen(
-            [sys.executable, "-m", "sagaspan", *args, *where], env={**self._environment, **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def start(self, *args: str, app: bool = True, **environment: str) -> Forked:
+        where = ["--app", "shop:guard"] if app else ["--store", self._worker.store_url]
+        return self._worker.start_program(*args, *where, **environment)
 
 
 @pytest.fixture
@@ -464,7 +459,7 @@ def test_a_compensation_that_fails_is_tried_again_within_the_hour(worker: Worker
     assert _status(store_url) == {"a": "partially_compensated"}
     assert worker.effects.count("tried-a-hotel") == 3
     tried = []
-    for seconds in range(0, 3400, 20):
+    for seconds in range(0, 3400, 60):
         before = worker.effects.count("tried-a-hotel")
         _retry(worker, seconds, **failing)
         if worker.effects.count("tried-a-hotel") > before:
