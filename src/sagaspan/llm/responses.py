@@ -64,11 +64,11 @@ def _has_counts(source: Any) -> bool:
 def _normalised(counts: Any, response: Any) -> Usage:
     found: dict[str, Any]
     if get(counts, "prompt_tokens") is not None:
-        found = _openai_chat(counts)
+        found = _openai(counts, "prompt", "completion")
     elif _names(counts, "cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation"):
         found = _anthropic(counts)
     elif _names(counts, "input_tokens_details", "output_tokens_details"):
-        found = _openai_responses(counts)
+        found = _openai(counts, "input", "output")
     else:
         found = _plain(counts)
     _reconcile(found, _count(counts, "total_tokens"))
@@ -77,25 +77,12 @@ def _normalised(counts: Any, response: Any) -> Usage:
     return Usage(**found | _served(counts, response))
 
 
-def _openai_chat(counts: Any) -> dict[str, int]:
-    given, made = get(counts, "prompt_tokens_details"), get(counts, "completion_tokens_details")
+def _openai(counts: Any, into: str, out: str) -> dict[str, int]:
+    """What chat completions call ``prompt`` and ``completion``, and responses ``input`` and ``output``."""
+    given, made = get(counts, f"{into}_tokens_details"), get(counts, f"{out}_tokens_details")
     return {
-        "input_tokens": _count(counts, "prompt_tokens"),
-        "output_tokens": _count(counts, "completion_tokens"),
-        "cache_read_tokens": _count(given, "cached_tokens"),
-        "cache_write_tokens": _count(given, "cache_write_tokens"),
-        "input_audio_tokens": _count(given, "audio_tokens"),
-        "input_image_tokens": _count(given, "image_tokens"),
-        "reasoning_tokens": _count(made, "reasoning_tokens"),
-        "output_audio_tokens": _count(made, "audio_tokens"),
-    }
-
-
-def _openai_responses(counts: Any) -> dict[str, int]:
-    given, made = get(counts, "input_tokens_details"), get(counts, "output_tokens_details")
-    return {
-        "input_tokens": _count(counts, "input_tokens"),
-        "output_tokens": _count(counts, "output_tokens"),
+        "input_tokens": _count(counts, f"{into}_tokens"),
+        "output_tokens": _count(counts, f"{out}_tokens"),
         "cache_read_tokens": _count(given, "cached_tokens"),
         "cache_write_tokens": _count(given, "cache_write_tokens"),
         "input_audio_tokens": _count(given, "audio_tokens"),
