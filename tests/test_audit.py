@@ -334,6 +334,22 @@ def test_what_was_pruned_is_no_change(ledger: Path, tmp_path: Path) -> None:
         assert guard.audit.verify(anchor=anchor).ok
 
 
+@pytest.mark.parametrize("between", ["", "keyed", "keyed keyed"])
+def test_what_was_pruned_again_and_again_is_no_change(guard: Guard, between: str) -> None:
+    """Of calls outside a run, whose session goes on; also where some of them stay in between."""
+    look = guard.tool("look", effect="read")(lambda n: n)
+    pay = guard.tool("pay", key="n")(lambda n: n)
+    stays = iter(range(9))
+    for n in range(3):
+        look(n)
+        for _ in between.split():
+            pay(next(stays))
+            look(n)
+        assert guard.prune(older_than=0).calls == 1 + len(between.split())
+        report = guard.audit.verify()
+        assert report.ok, report.findings
+
+
 def test_a_deletion_that_says_it_was_a_prune_must_say_so(ledger: Path) -> None:
     """A row that was altered to say so is found; without it the rows are missing."""
     with Guard(f"sqlite:///{ledger}") as guard:

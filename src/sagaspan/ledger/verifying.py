@@ -93,6 +93,10 @@ class Walk:
             self._odd = []
             self._go_on(row)
             return
+        if self._goes_on_after_pruned(row):
+            self._leave(self._odd)
+            self._odd = []
+            return
         for odd in self._odd:
             if any(self._follows(row, link) for link in self._links(odd)):
                 self._adopt(odd)
@@ -121,6 +125,21 @@ class Walk:
 
     def _follows(self, row: ChainedRow, before: Link) -> bool:
         return chain.link(before, row.seq, row.row, row.content)[1] == row.hash
+
+    def _goes_on_after_pruned(self, row: ChainedRow) -> bool:
+        """Whether ``row`` goes on behind rows that were pruned, as those read by now say; it, and what is at odds."""
+        last: ChainedRow | None = None
+        for one in [*self._odd, row]:
+            number = one.number or 0
+            pruned = [(last, digest) for _, last, digest in self._gaps if last == number - 1 > self.head[0]]
+            if any(self._follows(one, before) for before in pruned):
+                self._holes.append(_Hole(self.head[0] + 1, number - 1, one))
+            elif last is None or not self._follows(one, self.head):
+                continue
+            last = one
+            self.head = number, one.hash or b""
+            self._odd = [odd for odd in self._odd if odd is not one]
+        return last is row
 
     def _links(self, odd: ChainedRow) -> Iterator[Link]:
         """What a row that follows ``odd`` may be bound to: what that has, and what it would have."""
