@@ -17,12 +17,11 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 
 from annotated_types import Len
 from langchain_core.tools import BaseTool
-from langgraph.prebuilt import ToolNode
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
 from sagaspan import ApprovalRequest, Approve, Deny, Edit, Guard
-from sagaspan.adapters import Question, approver_here
+from sagaspan.adapters import Question
 from sagaspan.approvers import LATER
 from sagaspan_langchain import _compat
 from sagaspan_langchain._bodies import Body
@@ -110,34 +109,6 @@ class Step:
 
     calls: Sequence[dict[str, Any]]
     answers: Answers
-
-
-def run_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
-    """What a node of guarded tools does with an input, once it is known who agrees."""
-    step = None
-    if _compat.checkpointer_of(config) is not None:
-        step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
-    if step is None:
-        return _compat.run_node(node, given, config, runtime)
-    token = approver_here.set(step.answers)
-    try:
-        return _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
-    finally:
-        approver_here.reset(token)
-
-
-async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
-    """As ``run_step``, in a running loop."""
-    step = None
-    if _compat.checkpointer_of(config) is not None:
-        step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
-    if step is None:
-        return await _compat.arun_node(node, given, config, runtime)
-    token = approver_here.set(step.answers)
-    try:
-        return await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
-    finally:
-        approver_here.reset(token)
 
 
 # -- asking ----------------------------------------------------------------------------------------------------

@@ -36,6 +36,10 @@ class Invocation:
 invocation_in_force: ContextVar[Invocation | None] = ContextVar("sagaspan_langchain_invocation", default=None)
 
 
+asked_in_task: ContextVar[list[Any] | None] = ContextVar("sagaspan_langchain_asked", default=None)
+"""Where the calls of the task in force are noted."""
+
+
 def _invocation() -> Invocation:
     return invocation_in_force.get() or Invocation(None)
 
@@ -83,6 +87,7 @@ class BodyCall:
     @contextlib.contextmanager
     def judged(self) -> Iterator[None]:
         """Note a critical failure before LangChain's error handling sees it: that must not swallow it."""
+        token = asked_in_task.set(None)  # what the body calls is not asked for again where its answer is on record
         try:
             yield
         except Exception as error:
@@ -90,6 +95,8 @@ class BodyCall:
             if self.body.tool.policy.critical and not refused and not isinstance(error, GraphBubbleUp):
                 self.invocation.ends = error
             raise
+        finally:
+            asked_in_task.reset(token)
 
     def delivered(self, value: Any) -> Any:
         """What LangChain goes on with: the body's own object, a rebuilt recorded one, or its failure as data."""

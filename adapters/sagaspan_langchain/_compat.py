@@ -171,6 +171,12 @@ def checkpointer_of(config: Mapping[str, Any]) -> Any:
     return found if isinstance(found, BaseCheckpointSaver) else None
 
 
+def task_of(config: Mapping[str, Any]) -> str | None:
+    """The id of the task in force, the same whenever LangGraph runs it again; None outside of one."""
+    found: str | None = config.get("configurable", {}).get(CONFIG_KEY_TASK_ID)
+    return found
+
+
 def answers_to(config: Mapping[str, Any]) -> list[Any]:
     """The answers that the questions of the task in force get, in their order, as far as they are given."""
     scratchpad = config.get("configurable", {}).get(CONFIG_KEY_SCRATCHPAD)

@@ -17,11 +17,11 @@ from langgraph.pregel import Pregel
 from sagaspan import ConfigurationError, Guard
 from sagaspan.adapters import PolicyBook
 from sagaspan_langchain import _compat
-from sagaspan_langchain._approvals import arun_step, run_step
 from sagaspan_langchain._finding import found_in
 from sagaspan_langchain._invocations import Invocations
 from sagaspan_langchain._marks import guard_of, subclass
 from sagaspan_langchain._reach import Scope, install
+from sagaspan_langchain._steps import arun_step, run_step
 from sagaspan_langchain._turns import Opening
 
 __all__ = ["Opening", "wrap_graph"]

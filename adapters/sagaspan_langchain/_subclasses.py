@@ -20,7 +20,7 @@ from sagaspan import ApprovalDenied, Guard, SagaspanError
 from sagaspan.adapters import approver_here, told
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
-from sagaspan_langchain._bodies import Body, BodyCall, Invocation, invocation_in_force
+from sagaspan_langchain._bodies import Body, BodyCall, Invocation, asked_in_task, invocation_in_force
 from sagaspan_langchain._marks import subclass, twin
 
 _BODIES: Final = "__sagaspan_bodies__"
@@ -131,8 +131,11 @@ def _body_run(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
     def _run(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
         call = BodyCall(body=body, run=functools.partial(original, _unguarded(tool, self)))
         arguments, invoke = call.prepare(args, kwargs)
+        asked = asked_in_task.get()
         with call.judged():
-            value = guard.call_tool(body.tool, arguments, invoke, tool_call_id=call.invocation.tool_call_id)
+            value = guard.call_tool(
+                body.tool, arguments, invoke, tool_call_id=call.invocation.tool_call_id, asked=asked
+            )
         return call.delivered(value)
 
     return _run
@@ -145,8 +148,11 @@ def _body_arun(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
     async def _arun(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
         call = BodyCall(body=body, run=functools.partial(original, _unguarded(tool, self)))
         arguments, invoke = call.prepare(args, kwargs)
+        asked = asked_in_task.get()
         with call.judged():
-            value = await guard.acall_tool(body.tool, arguments, invoke, tool_call_id=call.invocation.tool_call_id)
+            value = await guard.acall_tool(
+                body.tool, arguments, invoke, tool_call_id=call.invocation.tool_call_id, asked=asked
+            )
         return call.delivered(value)
 
     return _arun

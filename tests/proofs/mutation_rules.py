@@ -1826,6 +1826,17 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        section="(g) 1",
+        rule="A task that LangGraph runs again repeats no call that was done.",
+        file="adapters/sagaspan_langchain/_steps.py",
+        old="    run.asks_again(of_run.get(task, ()))\n",
+        new="",
+        tests=(
+            "tests/adapters/langchain/test_again.py::test_a_retry_policy_repeats_nothing_that_was_done",
+            "tests/adapters/langchain/test_again.py::test_an_answer_within_one_block_repeats_nothing",
+        ),
+    ),
+    Rule(
         section="design 4.1",
         rule="A tool that only a closure of a wrapped agent holds is claimed like others.",
         file="adapters/sagaspan_langchain/_reach.py",

@@ -1,0 +1,76 @@
+"""What a node of guarded tools does with an input: somebody is asked first, and a task that runs again repeats nothing.
+
+LangGraph runs a task again as a whole, after a retry policy's pause or an interrupt: its calls are those of before, and
+what was done is answered from the ledger. Equal calls of another task are calls of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from langgraph.prebuilt import ToolNode
+
+from sagaspan import Guard, Run
+from sagaspan.adapters import approver_here
+from sagaspan_langchain import _compat
+from sagaspan_langchain._approvals import aask, ask
+from sagaspan_langchain._bodies import asked_in_task
+from sagaspan_langchain._marks import guard_of
+
+_of_tasks: WeakKeyDictionary[Run, dict[str, list[Any]]] = WeakKeyDictionary()
+
+
+def run_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
+    """What ``node`` answers."""
+    step = None
+    with _task(node, config):
+        if _compat.checkpointer_of(config) is not None:
+            step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
+        if step is None:
+            return _compat.run_node(node, given, config, runtime)
+        token = approver_here.set(step.answers)
+        try:
+            return _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
+        finally:
+            approver_here.reset(token)
+
+
+async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
+    """As ``run_step``, in a running loop."""
+    step = None
+    with _task(node, config):
+        if _compat.checkpointer_of(config) is not None:
+            step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
+        if step is None:
+            return await _compat.arun_node(node, given, config, runtime)
+        token = approver_here.set(step.answers)
+        try:
+            return await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
+        finally:
+            approver_here.reset(token)
+
+
+@contextlib.contextmanager
+def _task(node: ToolNode, config: Any) -> Iterator[None]:
+    """One execution of a task: the calls that an earlier one made in this run are asked for again, not anew."""
+    run, task = _run_of(node), _compat.task_of(config)
+    if run is None or task is None:
+        yield
+        return
+    of_run = _of_tasks.setdefault(run, {})
+    run.asks_again(of_run.get(task, ()))
+    token = asked_in_task.set(of_run.setdefault(task, []))
+    of_run[task].clear()
+    try:
+        yield
+    finally:
+        asked_in_task.reset(token)
+
+
+def _run_of(node: ToolNode) -> Run | None:
+    guards: Iterator[Guard | None] = (guard_of(tool) for tool in _compat.tools_of(node).values())
+    guard = next((guard for guard in guards if guard is not None), None)
+    return None if guard is None else guard.current_run()
