@@ -20,6 +20,7 @@ BASE = {
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
     "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers", "_console", "rules",
+    "_observed",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -48,6 +49,7 @@ ALLOWED = {
     "_explained": DATA | {"middleware", "_policy_file"},
     "_policy_check": DATA | {"_defaults", "notify", "_policy_file", "llm"},
     "_policy_schema": BASE | {"_defaults", "notify", "_policy_file", "policy", "rules"},
+    "_observed": {"exceptions", "semconv", "_call", "_spans"},
     "_signals": {"loops", "ledger.records"},
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "middleware.loop"},

@@ -17,21 +17,28 @@ from sagaspan.budget import Budget, Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError
 
 T = TypeVar("T")
+Mode = Literal["enforce", "observe"]
 ENV_BUDGET: Final = "SAGASPAN_BUDGET"
 ENV_LOOP: Final = "SAGASPAN_LOOP"
 ENV_FAIL_OPEN: Final = "SAGASPAN_FAIL_OPEN"
-FIELDS: Final = ("budget", "loop", "fail_open")
+ENV_MODE: Final = "SAGASPAN_MODE"
+FIELDS: Final = ("budget", "loop", "fail_open", "mode")
+MODES: Final[tuple[Mode, ...]] = ("enforce", "observe")
 _YES: Final = ("1", "true", "yes", "on")
 _NO: Final = ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """``budget`` of each run, equal calls that a run may make where no policy says so, and what an outage lets by."""
+    """``budget`` of each run, equal calls that a run may make where no policy says so, and what an outage lets by.
+
+    ``mode`` says whether calls are refused, or only what would have refused them is noted.
+    """
 
     budget: tuple[Budget, ...]
     loop: int | Literal[False]
     fail_open: bool
+    mode: Mode
 
 
 def defaults_of(
@@ -40,6 +47,7 @@ def defaults_of(
     *,
     budget: Budgets | None = None,
     fail_open: bool | None = None,
+    mode: Mode | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Defaults:
     """What holds for a guard of these arguments (None: not given), whose policy file ``source`` has these tables.
@@ -60,6 +68,7 @@ def defaults_of(
         budget=budgets_of(budget) if budget is not None else said(ENV_BUDGET, "budget", _budgets, ()),
         loop=said(ENV_LOOP, "loop", _loop, loops.ALLOWED),
         fail_open=fail_open if fail_open is not None else said(ENV_FAIL_OPEN, "fail_open", _flag, False),
+        mode=mode if mode is not None else said(ENV_MODE, "mode", _mode, "enforce"),
     )
 
 
@@ -84,6 +93,13 @@ def _loop(value: Any, where: str) -> int | Literal[False]:
     if value is False or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
     raise ConfigurationError(f"{where} takes a whole number from 1 on, or false for any number of calls, not {value!r}")
+
+
+def _mode(value: Any, where: str) -> Mode:
+    for mode in MODES:
+        if value == mode:
+            return mode
+    raise ConfigurationError(f"{where} takes 'enforce' or 'observe', not {value!r}")
 
 
 def _flag(value: Any, where: str) -> bool:

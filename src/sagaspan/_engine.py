@@ -78,7 +78,7 @@ from sagaspan.ledger.records import (
 from sagaspan.ledger.store import NoteChange, RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.loops import ALLOWED
-from sagaspan.middleware.approval import ApprovalMiddleware, EditsMiddleware
+from sagaspan.middleware.approval import ApprovalMiddleware, EditsMiddleware, UnaskedMiddleware
 from sagaspan.middleware.budget import BudgetMiddleware
 from sagaspan.middleware.loop import LoopMiddleware
 from sagaspan.middleware.replay import ReplayMiddleware
@@ -128,6 +128,7 @@ class Engine:
         tracer_provider: TracerProvider | None,
         require_run: bool,
         fail_open: bool = False,
+        observe: bool = False,
         budgets: BudgetBook | None = None,
         budget: tuple[Budget, ...] = (),
         loop: int | Literal[False] = ALLOWED,
@@ -141,6 +142,7 @@ class Engine:
         self.watch: PolicyWatch | None = None
         self._redefined: weakref.WeakKeyDictionary[Tool, Tool] = weakref.WeakKeyDictionary()
         self._fail_open = fail_open
+        self._observe = observe
         self.codec = codec
         self.approver = approver
         self._hooks = tuple(hooks)
@@ -177,6 +179,7 @@ class Engine:
         self.judge = Judge(store)
         self.lease = Lease(store)
         self.limits = Limits(store, self.namespace, self._budgets)
+        self.limits.observes = self._observe
         self._ledger = Ledger(
             store, judge=self.judge, lease=self.lease, find_probe=self.find_probe, limits=self.limits,
             is_about=self._is_about,
@@ -200,10 +203,12 @@ class Engine:
             *self._middleware,
             EditsMiddleware(),
             *self._by_rules(endpoint.serve),
-            LoopMiddleware(self.loop),
+            LoopMiddleware(self.loop, observes=self._observe),
             ReplayMiddleware(endpoint.serve),
             BudgetMiddleware(),
-            ApprovalMiddleware(
+            UnaskedMiddleware()
+            if self._observe
+            else ApprovalMiddleware(
                 Desk(self.store, self.digest, self.approver), endpoint.serve, self._plain_of, self.limits.look
             ),
             SagaMiddleware(self.compensation_for, self.lock_names),
@@ -221,7 +226,11 @@ class Engine:
         return (
             []
             if self.policy is None
-            else [RulesMiddleware(self._file_of, self._is_stale, serve, self._spent_so_far, self._note_denial)]
+            else [
+                RulesMiddleware(
+                    self._file_of, self._is_stale, serve, self._spent_so_far, self._note_denial, observes=self._observe
+                )
+            ]
         )
 
     def _is_stale(self) -> bool:
@@ -296,6 +305,12 @@ class Engine:
         if self.watch is not None and self.watch.is_due:
             self.watch.look()
 
+    async def _as_now(self, tool: Tool, backend: Backend) -> Tool:
+        """``tool`` as the policy file has it now."""
+        if self.watch is not None and self.watch.is_due:
+            await backend.io(self.watch.look)
+        return self._redefined.get(tool, tool)
+
     def adopt(self, file: PolicyFile, defaults: Defaults, budgets: BudgetBook) -> None:
         """Go by another content of the policy file from the next call on.
 
@@ -313,6 +328,7 @@ class Engine:
             self._fail_open, self.outage = defaults.fail_open, Outage() if defaults.fail_open else None
         self.budget, self.loop, self._budgets = defaults.budget, defaults.loop, budgets
         self.limits.declare(budgets)
+        self._observe = self.limits.observes = defaults.mode == "observe"
         self._redefined = weakref.WeakKeyDictionary(
             {before: tool for before, tool in tools.items() if tool is not before}
         )
@@ -430,9 +446,7 @@ class Engine:
     ) -> Any:
         """Send one call through the onion; returns what the caller of the tool gets, or raises it."""
         if self.watch is not None:
-            if self.watch.is_due:
-                await backend.io(self.watch.look)
-            tool = self._redefined.get(tool, tool)
+            tool = await self._as_now(tool, backend)
         if self._unresolved:
             self._resolve_names()
         if self.codec is not None:
@@ -476,12 +490,14 @@ class Engine:
 
     def may_ask(self, tool: Tool) -> bool:
         """Whether a framework is to ask about calls of ``tool``: not where a test says who is asked."""
-        return (bool(tool.gates) or self.policy is not None) and not self.approver_is_overridden
+        asks = bool(tool.gates) or self.policy is not None
+        return asks and not self.approver_is_overridden and not self._observe
 
     async def question(
         self, tool: Tool, arguments: Mapping[str, Any], *, backend: Backend, origin: Origin = _NOWHERE
     ) -> Question | None:
         """What somebody is asked about such a call, made here next; None if nobody is, or it would be refused."""
+        tool = await self._as_now(tool, backend)
         if not self.may_ask(tool):
             return None
         run = self.run_in_force(backend, tool)
@@ -547,7 +563,7 @@ class Engine:
             if self.outage is not None and not may_run_unrecorded(tool):
                 run.check_on_record(tool)
             return run
-        if self._require_run:
+        if self._require_run and not self._observe:
             raise PolicyDenied(
                 f"tool {tool.name!r} was called outside a run, and this guard has require_run=True; use with "
                 "guard.run(...)"

@@ -30,7 +30,7 @@ from sagaspan._clock import now_us
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._coverage import Coverage
-from sagaspan._defaults import defaults_of
+from sagaspan._defaults import MODES, Mode, defaults_of
 from sagaspan._engine import Engine, Equal, Origin, call_sync
 from sagaspan._freezes import Frozen, freeze, frozen, unfreeze
 from sagaspan._llm import LlmCall, metered
@@ -50,7 +50,7 @@ from sagaspan._usage import Spending, spending_of, usage_by
 from sagaspan._views import Calls, Runs
 from sagaspan.approvers import ApprovalRequest, Approver, approver_of
 from sagaspan.budget import Budgets, budgets_of
-from sagaspan.exceptions import ConfigurationError
+from sagaspan.exceptions import ConfigurationError, LoopDetected
 from sagaspan.keys import fingerprint
 from sagaspan.ledger.records import CallInfo, RunInfo, RunRecord, RunState, run_info
 from sagaspan.ledger.store import Store
@@ -94,6 +94,9 @@ class Guard:
             ``decode`` (``sagaspan.codecs.Codec``).
         fail_open: while the store is down, tools with ``effect="read"`` run unrecorded, if no budget holds for them;
             everything else fails closed. None: ``SAGASPAN_FAIL_OPEN``, else ``[guard]`` in the file, else False.
+        mode: ``"observe"`` refuses nothing that policies, budgets, rates, loops and approvals would refuse: it is noted
+            on the record and the span of the call. None: ``SAGASPAN_MODE``, else ``[guard]`` in the file, else
+            ``"enforce"``.
         require_run: refuse calls outside a run.
         migrate: ``"auto"``, or ``"check"`` to refuse an older ledger.
         tracer_provider: where spans go; None is the global provider.
@@ -117,6 +120,7 @@ class Guard:
         approver: Approver | Callable[[ApprovalRequest], Any] | str | None = None,
         notify: Notifies | None = None,
         fail_open: bool | None = None,
+        mode: Mode | None = None,
         require_run: bool = False,
         migrate: Migrate = "auto",
         tracer_provider: TracerProvider | None = None,
@@ -126,6 +130,7 @@ class Guard:
         check_choice("migrate", migrate, ("auto", "check"))
         check_choice("durability", durability, ("normal", "full"))
         check_flag("require_run", require_run)
+        check_choice("mode", mode, (None, *MODES))
         if fail_open is not None:
             check_flag("fail_open", fail_open)
         check_name("namespace", namespace)
@@ -140,7 +145,8 @@ class Guard:
         self._on_interrupt = on_interrupt
         tables: Mapping[str, Any] = {} if file is None else file.tables
         self.prices = load_prices(tables.get("prices") if prices is None else prices)
-        defaults = defaults_of(tables, str(policies), budget=budget, fail_open=fail_open)
+        defaults = defaults_of(tables, str(policies), budget=budget, fail_open=fail_open, mode=mode)
+        self.mode: Mode = defaults.mode
         self.fail_open = defaults.fail_open
         self._connect = functools.partial(connect, migrate=migrate, durability=durability)
         self._engine = Engine(
@@ -153,13 +159,14 @@ class Guard:
             loop=defaults.loop,
             budgets=BudgetBook({**(budgets or {}), **tables.get("budgets", {})}),
             fail_open=defaults.fail_open,
+            observe=defaults.mode == "observe",
             codec=codec,
             approver=approver_of(approver),
             hooks=hooks_of(notify, tables.get("notify", []), str(policies)),
             policy=file,
         )
         self._engine.at_first_end = self._warn_of_unused
-        self._given = prices, budget, budgets, fail_open
+        self._given = prices, budget, budgets, fail_open, mode
         if file is not None:
             self._engine.watch = PolicyWatch(file, stamp, self._put_in_force)
 
@@ -170,12 +177,13 @@ class Guard:
             raise ConfigurationError(
                 f"{file.path}: [[notify]] is not changed while agents run; start this process again"
             )
-        prices, budget, budgets, fail_open = self._given
+        prices, budget, budgets, fail_open, mode = self._given
         new_prices = load_prices(file.tables.get("prices") if prices is None else prices)
-        defaults = defaults_of(file.tables, str(file.path), budget=budget, fail_open=fail_open)
+        defaults = defaults_of(file.tables, str(file.path), budget=budget, fail_open=fail_open, mode=mode)
         book = BudgetBook({**(budgets or {}), **file.tables.get("budgets", {})})
         self._engine.adopt(file, defaults, book)
         self._file, self.prices, self.fail_open = file.tools, new_prices, defaults.fail_open
+        self.mode = defaults.mode
 
     def _opened(self, store: Any) -> Store:
         if store is None or isinstance(store, str | Path):
@@ -679,7 +687,12 @@ class Guard:
         """
         run = self.current_run()
         most = self._engine.loop if allowed is None else allowed
-        check_loop(self._engine.signals if run is None else run.signals, tool, args or {}, most)
+        try:
+            check_loop(self._engine.signals if run is None else run.signals, tool, args or {}, most)
+        except LoopDetected as error:
+            if self.mode != "observe":
+                raise
+            _log.info("observed only: %s", error)
 
     def usage(
         self,

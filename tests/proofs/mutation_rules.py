@@ -130,6 +130,7 @@ _CONTENT = "tests/adapters/functions/test_content.py::"
 _APPROVALS = "tests/test_approvals.py::"
 _FREEZES = "tests/test_freezes.py::"
 _RELOADS = "tests/test_policy_reload.py::"
+_OBSERVES = "tests/test_observe.py::"
 _RULE_TESTS = "tests/test_rules.py::"
 _SHOWN = "tests/test_rendering.py::"
 _CLI_APPROVALS = "tests/cli/test_approvals.py::"
@@ -3105,8 +3106,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 3",
         rule="Tools that were declared before go by the changed file too.",
         file=_ENGINE,
-        old="            tool = self._redefined.get(tool, tool)\n",
-        new="",
+        old="        return self._redefined.get(tool, tool)\n",
+        new="        return tool\n",
         tests=(_RELOADS + "test_a_changed_file_holds_from_the_next_call_on",),
     ),
     Rule(
@@ -3119,5 +3120,21 @@ RULES: Final[tuple[Rule, ...]] = (
             _CLAIMS + "test_irreversible_calls_are_not_repeated_unasked",
             _CLAIMS + "test_a_no_to_repeating_it_is_final",
         ),
+    ),
+    Rule(
+        section="design 3",
+        rule="A freeze holds also where everything else is only observed, and so does a key.",
+        file=_LEDGER,
+        old="            if self._limits.frozen(call) is not None:",
+        new="            if self._limits.frozen(call) is not None and not self._limits.observes:",
+        tests=(_OBSERVES + "test_what_protects_effects_holds",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Only who was told to observe lets a call by that a budget or a rate refuses.",
+        file=_LEDGER,
+        old="        if not self._limits.observes:\n            raise error\n",
+        new="",
+        tests=(_BUDGETS + "test_a_call_that_does_not_fit_is_refused_and_undoes_the_run",),
     ),
 )

@@ -27,6 +27,7 @@ from sagaspan.exceptions import (
     KeyConflict,
     LoopDetected,
     OutcomeUnknown,
+    Refused,
     RunClosed,
     ScopeFrozen,
     StoreError,
@@ -53,6 +54,7 @@ from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.locks import holder_of, in_order, taking, wait_for
+from sagaspan.ledger.observing import noting, waiving
 from sagaspan.ledger.pivots import barrier, wait_for_steps
 from sagaspan.ledger.records import ApprovalRecord, AuditRow, CallRecord, CallState, RunRecord, RunState, call_info
 from sagaspan.ledger.resolution import (
@@ -304,6 +306,8 @@ class Ledger:
         now = monotonic() if waits else 0.0
         lock_deadline = now + (call.tool.policy.lock_wait or 0.0)
         step_deadline = now + (call.tool.policy.timeout or JOIN_SECONDS)
+        waived: list[Change] = []
+        change = self._observed_time(call, change)
         while True:
             change, reserves = self._reserving(call, change, scheduled=scheduled)
             if self._limits.frozen(call) is not None:
@@ -314,7 +318,7 @@ class Ledger:
             rate = () if scheduled else rate_of(call)
             approval = [] if call.declared.approval is None else [self._consuming(call, change.record)]
             changes: list[Change] = [*freeing, change, *spent, *reserves, *rate, *approval, *conditions]
-            commit = await self._commit_held(call, change.record, changes, in_doubt)
+            commit = await self._commit_held(call, change.record, waiving(changes, waived), in_doubt)
             refused = commit.refused
             if refused is None or isinstance(refused, CallChange):
                 return change.record if refused is None else None
@@ -325,7 +329,20 @@ class Ledger:
             elif isinstance(refused, Barrier):
                 await wait_for_steps(self._store, call, lambda step: self._find_out(step, call), step_deadline)
             else:
-                raise await call.io(self._limits.refusal, call, refused)
+                change = noting(call, change, await self._only_observed(call, refused))
+                waived.append(refused)
+
+    def _observed_time(self, call: Call, change: CallChange) -> CallChange:
+        """The claim of a run that is out of time, where that is only noted."""
+        limits = self._limits
+        return noting(call, change, limits.timed_out(call, change.record.started_us)) if limits.observes else change
+
+    async def _only_observed(self, call: Call, refused: Change) -> Refused:
+        """Why a budget or a rate refuses the claim of ``call``; raised, but where that is only noted."""
+        error = await call.io(self._limits.refusal, call, refused)
+        if not self._limits.observes:
+            raise error
+        return error
 
     def _reserving(self, call: Call, change: CallChange, *, scheduled: bool) -> tuple[CallChange, list[ReserveChange]]:
         """The claim under the limits known now, and what it reserves of them."""

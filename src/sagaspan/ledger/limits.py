@@ -88,6 +88,7 @@ class Limits:
         self._namespace = namespace
         self._declared = declared
         self.marks_soft = False
+        self.observes = False
         self._take(0, _NO_BOOK, ())
 
     def _take(self, version: int, set_: BudgetBook, freezes: tuple[FreezeRecord, ...]) -> None:
@@ -149,13 +150,23 @@ class Limits:
         if none and call.tool.policy.max_calls is None:
             return []
         plan, costs = self._plan_of(call), call.declared.costs
-        for scope, budget in plan.timed:
-            _check_time(call, scope, budget, at_us)
+        if not self.observes:
+            for scope, budget in plan.timed:
+                _check_time(call, scope, budget, at_us)
         return [
             ReserveChange(row_of(self._namespace, scope, budget, at_us), costs[budget.unit])
             for scope, budget in plan.counted
             if budget.unit in costs
         ]
+
+    def timed_out(self, call: Call, at_us: int) -> BudgetExceeded | None:
+        """Why a call of a run that is out of time would be refused, where that is only observed."""
+        try:
+            for scope, budget in self._plan_of(call).timed:
+                _check_time(call, scope, budget, at_us)
+        except BudgetExceeded as error:
+            return error
+        return None
 
     def budget_for(self, call: Call, row: BudgetRecord) -> Budget | None:
         """The budget of ``call`` that is counted in ``row``; None if nobody declares it any more."""
@@ -200,12 +211,16 @@ class Limits:
 
     def caps_money(self, call: Call) -> bool:
         """Whether a hard budget of money holds for ``call``, as far as this process knows."""
+        if self.observes:
+            return False
         priced = call.declare(costs={Unit.USD: 0})
         return any(change.record.cap is not None for change in self.reservations(priced, now_us()))
 
     def refusal(self, call: Call, refused: Change) -> Refused:
         """The error of a call whose claim was refused because of a budget or a rate."""
         if isinstance(refused, ReserveChange):
+            if self.observes:
+                return self._exceeded(call, refused)
             metrics.refusal("budget_exceeded", refused.record.scope, refused.record.unit)
             return self._exceeded(call, refused)
         assert isinstance(refused, RateChange)  # noqa: S101 - nothing else of a claim can be refused

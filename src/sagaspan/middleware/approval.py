@@ -16,6 +16,7 @@ from sagaspan import codecs
 from sagaspan._call import Call, Result
 from sagaspan._gates import Gate
 from sagaspan._middleware import CallNext
+from sagaspan._observed import ASKED, noted
 from sagaspan._tool import Tool
 from sagaspan.exceptions import ApprovalDenied
 from sagaspan.keys import canonical, idempotency_key
@@ -60,6 +61,25 @@ class EditsMiddleware:
             except AlreadyDone as done:
                 call = _again(call, done.record_id)
                 tool = call.tool
+
+
+class UnaskedMiddleware:
+    """In the place of ``ApprovalMiddleware`` where it is only observed: nobody is asked, and the call says so.
+
+    But what is irreversible is not done again for that: nobody was asked, and it is no matter of policy.
+    """
+
+    async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
+        if call.repeats is not None:
+            raise ApprovalDenied(
+                f"tool {call.tool.name!r} is irreversible and was already done with these arguments (call "
+                f"{call.repeats}); a guard that only observes asks nobody about doing it again. Declare "
+                "repeat='dedupe' or 'new', or a key="
+            )
+        asking = [gate.says for gate in call.tool.gates if gate.asks(call.arguments)]
+        if asking:
+            call = noted(call, ASKED, f"somebody would be asked: {'; '.join(asking)}")
+        return await call_next(call)
 
 
 class ApprovalMiddleware:

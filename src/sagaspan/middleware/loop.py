@@ -12,6 +12,7 @@ from sagaspan import loops
 from sagaspan._call import Call, Result
 from sagaspan._clock import now_us
 from sagaspan._middleware import CallNext
+from sagaspan._observed import let_by
 from sagaspan.exceptions import LoopDetected
 
 _log = logging.getLogger("sagaspan")
@@ -20,14 +21,15 @@ _log = logging.getLogger("sagaspan")
 class LoopMiddleware:
     """``allowed`` is how often an equal call may bring an equal result where the policy does not say; False: any."""
 
-    def __init__(self, allowed: int | bool = loops.ALLOWED) -> None:
+    def __init__(self, allowed: int | bool = loops.ALLOWED, *, observes: bool = False) -> None:
         self._allowed = allowed
+        self._observes = observes
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
         allowed = self._allowed if call.tool.policy.loop is None else call.tool.policy.loop
         signals, args = call.signals, call.key.fingerprint
         if signals.may_repeat(args) and allowed is not False:
-            await self._look(call, args, int(allowed))
+            call = await self._look(call, args, int(allowed))
         result = await call_next(call)
         if result.executed or result.record.started_us >= call.run.started_us:
             signals.add(result.record, counts=allowed is not False)
@@ -35,16 +37,19 @@ class LoopMiddleware:
                 _nudge(call, loops.observe(signals.ring, allowed=int(allowed)))
         return result
 
-    async def _look(self, call: Call, args: str, allowed: int) -> None:
-        """Refuse what goes in circles, slow what polls."""
+    async def _look(self, call: Call, args: str, allowed: int) -> Call:
+        """Refuse what goes in circles, slow what polls; who only observes lets it by with a note."""
         signals, tool, now = call.signals, call.tool.name, now_us()
         verdict = loops.judge(signals.ring, tool, args, now, allowed=allowed, refusals=signals.refusals)
         if verdict is not None:
             signals.refusals += 1
+            if self._observes:
+                return let_by(call, refusal(tool, verdict))
             raise refusal(tool, verdict)
         delay = loops.poll_delay(loops.polls(signals.ring, tool, args, now))
-        if delay:
+        if delay and not self._observes:
             await call.sleep(delay)
+        return call
 
 
 def refusal(tool: str, verdict: loops.Verdict) -> LoopDetected:

@@ -19,6 +19,7 @@ from sagaspan._clock import now_us
 from sagaspan._cost import cost_of
 from sagaspan._gates import Gate
 from sagaspan._middleware import CallNext
+from sagaspan._observed import let_by
 from sagaspan._tool import Tool
 from sagaspan.exceptions import PolicyDenied
 from sagaspan.ledger.records import UsageTotals
@@ -60,12 +61,15 @@ class RulesMiddleware:
         serve: Callable[[Call], Awaitable[Result | None]],
         spending: Spending,
         note: Callable[[Call, Ruling], None],
+        *,
+        observes: bool = False,
     ) -> None:
         self._file = file
         self._is_stale = is_stale
         self._serve = serve
         self._spending = spending
         self._note = note
+        self._observes = observes
         self._amended: dict[tuple[Tool, Numbered | None, tuple[Numbered, ...]], Tool] = {}
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
@@ -86,6 +90,8 @@ class RulesMiddleware:
             if served is not None:
                 return served
             error = denied(call, ruling)
+            if self._observes:
+                return await call_next(let_by(call, error))
             await call.io(self._note, call, ruling)
             raise error
         return await call_next(replace(call, tool=self._under(call.tool, ruling)))
