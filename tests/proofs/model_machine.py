@@ -15,8 +15,7 @@ import itertools
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 from unittest import mock
 
@@ -42,77 +41,38 @@ from sagaspan import (
     RunState,
     StoreUnavailable,
 )  # fmt: skip
-from sagaspan.ledger.committed import is_committed
-from sagaspan.ledger.records import CallRecord, RunRecord
+from sagaspan.ledger.records import CallRecord
 from sagaspan.ledger.records import Phase as CallPhase
-from sagaspan.ledger.resolution import IN_DOUBT
+from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.testing import Crash, assert_history, frozen_clock
 from sagaspan.testing._stores import leave, quick_store, temporary_folder
-from tests.proofs.model_world import Declined, Kind, Process, World, counted
+from tests.proofs.model_kinds import (
+    HOUR,
+    RUNS,
+    TOOLS,
+    Job,
+    Kind,
+    Plan,
+    Step,
+    Stop,
+    jobs,
+    kinds,
+    leavings,
+    steps,
+    undo_plans,
+    waits,
+)
+from tests.proofs.model_truth import MANY, check_end, check_forgotten, compare
+from tests.proofs.model_world import Declined, Process, World
 
 STEPS: Final = 15
 EXPECTED: Final = (
     Declined, ConnectionError, asyncio.CancelledError, Crash, OutcomeUnknown, Refused, RunError, StoreUnavailable,
     CompensationFailed, ResolutionError, LoopDetected,
 )  # fmt: skip
-RUNS: Final = ("a", "b")
-HOUR: Final = 3600.0
-MANY: Final = 10_000
-Step = tuple[str, int, list[Any]]
-
 START: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 Transition = tuple[str, str, str]
 """From which state, by which event (a run's begins with ``run.``), to which one."""
-
-harmless = st.one_of(
-    st.builds(Kind, effect=st.sampled_from(["read", "idempotent"]), attempts=st.integers(1, 2)),
-    st.builds(Kind, attempts=st.integers(1, 2)),
-)
-writes = st.builds(
-    Kind,
-    effect=st.sampled_from([None, "write"]),
-    undoable=st.booleans(),
-    keyed=st.booleans(),
-    probe=st.sampled_from([None, "truth", "no result", "lagging", "lagging", "unsure"]),
-    dedupes=st.booleans(),
-    marks=st.booleans(),
-    attempts=st.integers(1, 2),
-    critical=st.sampled_from([None, None, False, True]),
-)
-kinds = st.tuples(writes, writes, harmless | writes)
-TOOLS: Final = ("t0", "t1", "t2")
-endings = st.sampled_from(["ok", "ok", "ok", "declined", "refused", "vague", "lost", "cancelled", "unencodable"])
-others = st.sampled_from(["recover", "call", "enter", "resolve", "compensate"])
-stopped = st.tuples(
-    st.sampled_from(["before", "after"]), st.sampled_from([5.0, 41.0, 2 * HOUR]), st.lists(others, max_size=3)
-)
-plans = st.just([]) | st.lists(st.one_of(endings, endings, stopped), min_size=1, max_size=2)
-leavings = st.sampled_from(["well", "well", "error", "error", "pause", "abort", "cancelled"])
-steps = st.lists(st.tuples(st.sampled_from(TOOLS), st.sampled_from([0, 0, 1]), plans), min_size=1, max_size=4)
-waits = st.sampled_from([0.0, 0.0, 0.0, 1.0, 20.0, 41.0, 70.0, 0.95 * HOUR, 3 * HOUR])
-undo_plans = st.lists(st.sampled_from(["ok", "fails", "lost"]), max_size=4)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What one process does in one run, ``after`` so many seconds; it ``dies_in`` so many durable steps, or not."""
-
-    at: int
-    after: float
-    run_id: str
-    on_interrupt: str
-    reopen: bool
-    dies_in: int | None
-    steps: list[Step]
-    commits: bool
-    how: str
-    undo_plan: list[str]
-
-
-jobs = st.builds(
-    Job, st.integers(0, 2), waits, st.sampled_from(RUNS), st.sampled_from(["hold", "compensate"]), st.booleans(),
-    st.sampled_from([None] * 20 + [*range(1, 20)]), steps, st.sampled_from([False, False, True]), leavings, undo_plans,
-)  # fmt: skip
 
 
 class Histories(RuleBasedStateMachine):
@@ -128,9 +88,9 @@ class Histories(RuleBasedStateMachine):
         self.open.enter_context(mock.patch("os.urandom", lambda size: next(ids).to_bytes(size, "big")))
         self.ledger = quick_store(self.open.enter_context(temporary_folder()))
         self.open.callback(leave, self.ledger)
-        self.world = World(self.clock)
-        self.kinds = dict(zip(TOOLS, declared, strict=True))
+        self.world = World(self.clock, self.ledger, dict(zip(TOOLS, declared, strict=True)))
         self.recorded: list[CallRecord] = []
+        self.gone_through: set[Transition] = set()
         # Three places; the wall clock of another machine may be an hour off.
         self.places = (("here", 0.0), (second, 0.0), ("machine", skew))
         self.processes = [self.spawn(place) for place in range(len(self.places))]
@@ -174,7 +134,7 @@ class Histories(RuleBasedStateMachine):
         else:
             self.leave(process, how, undo_plan)
 
-    @rule(jobs=st.lists(jobs, min_size=2, max_size=4))
+    @rule(jobs=jobs)
     def work(self, jobs: list[Job]) -> None:
         """Processes enter runs, call tools in them and leave; or die on the way."""
         for job in jobs:
@@ -212,12 +172,18 @@ class Histories(RuleBasedStateMachine):
         calls = self.in_doubt()
         self.decide(calls[which % len(calls)], None if knows else otherwise, result)
 
+    @rule(at=st.integers(0, 2), after=st.sampled_from([0.0, 4 * HOUR]), keys=st.booleans())
+    def forgets(self, at: int, after: float, keys: bool) -> None:
+        """Somebody prunes what was settled long ago, by his own clock."""
+        self.clock.advance(after)
+        self.prune(self.pick(at), keys)
+
     # -- how it is done ---------------------------------------------------------------------------------------
 
     def spawn(self, place: int) -> Process:
         """A process comes along."""
         where, skew = self.places[place]
-        return Process(self.world, self.ledger, self.kinds, where, skew)
+        return Process(self.world, where, skew)
 
     def pick(self, at: int) -> Process:
         """The process at a place, another one if it is dead, and from another place if it is busy."""
@@ -247,39 +213,55 @@ class Histories(RuleBasedStateMachine):
 
         self.do(process, enter)
 
-    def call(self, process: Process, tool: str, n: int, plan: list[Any]) -> None:
-        if process.life.dead:
+    def call(self, process: Process, tool: str, n: int, plan: Plan) -> None:
+        if process.life.dead or (self.world.kinds[tool].defer and not process.runs):
             return
-        process.plan = [self.meanwhile(process, tool, n, how) if isinstance(how, tuple) else how for how in plan]
+        told = [self.meanwhile(process, tool, n, how) if isinstance(how, Stop) else how for how in plan]
+        if self.world.kinds[tool].defer:
+            process.send_plan += told
+        else:
+            process.plan = told
         value = self.do(process, process.tools[tool], n)
         process.plan = []
+        if isinstance(value, dict) and value.get("status") == "scheduled":
+            self.world.moments.scheduled(value["record"])
         if not isinstance(value, BaseException | dict):
             assert value in (f"{tool}-{n}", None) or type(value) is object
             key = [effect for effect in self.world.effects if (effect.tool, effect.n) == (tool, n)]
-            assert key, f"{tool}({n}) returned {value!r} and never happened"
+            assert key or self.world.told, f"{tool}({n}) returned {value!r} and never happened"
 
-    def meanwhile(self, stopped: Process, tool: str, n: int, how: Any) -> Any:
+    def meanwhile(self, stopped: Process, tool: str, n: int, stop: Stop) -> tuple[str, Callable[[], None], str]:
         """What the others do while a process is stopped in its body."""
-        when, seconds, actions = how
 
         def go_on() -> None:
-            self.clock.advance(seconds)
-            for number, action in enumerate(actions):
+            self.clock.advance(stop.seconds)
+            for number, action in enumerate(stop.actions):
                 if all(process.busy for process in self.processes):
                     return
-                other = self.pick(number % len(self.places))
-                if action == "recover":
-                    self.recover(other, [])
-                elif action == "call":
-                    self.call(other, tool, n, [])
-                elif action == "enter":
-                    self.enter(other, RUNS[number % 2], "hold", reopen=False)
-                elif action == "compensate":
-                    self.compensate(other, number, one=False, undo_plan=[])
-                elif calls := self.in_doubt():
-                    self.decide(calls[0], None, result=True)
+                self.act(action, self.pick(0), stopped, tool, n, number)
 
-        return when, go_on
+        return stop.when, go_on, stop.end
+
+    def act(self, action: str, other: Process, stopped: Process, tool: str, n: int, number: int) -> None:
+        """One thing that another process does meanwhile."""
+        its_run = stopped.runs[0].id if stopped.runs else None
+        if action == "recover":
+            self.recover(other, [])
+        elif action == "call":
+            self.call(other, tool, n, [])
+        elif action == "enter":
+            self.enter(other, RUNS[number % 2], "hold", reopen=False)
+        elif action == "compensate":
+            self.compensate(other, number, one=False, undo_plan=[])
+        elif action == "undo" and its_run is not None:
+            self.do(other, other.guard.compensate, its_run)
+        elif action == "again":
+            if its_run is not None and not other.runs:
+                self.enter(other, its_run, "hold", reopen=False)
+            self.call(other, tool, n, [])
+        elif calls := self.in_doubt():
+            its_call = next((call for call in calls if call.id == stopped.inside), calls[0])
+            self.decide(its_call, {"denies": "did-not-happen", "permits": "retry"}.get(action), result=True)
 
     def leave(self, process: Process, how: str, undo_plan: list[str]) -> None:
         if not process.runs or process.life.dead:
@@ -320,13 +302,35 @@ class Histories(RuleBasedStateMachine):
         if one and not steps:
             return
         call = steps[which % len(steps)].id if one else None
+        if call is not None:
+            self.world.asked.add(call)
         process.undo_plan = list(undo_plan)
         self.do(process, lambda: process.guard.compensate(run.id, call=call))
         process.undo_plan = []
 
+    def prune(self, process: Process, keys: bool) -> None:
+        self.gone_through |= self.transitions()
+        calls = {call.id: call for call in self.ledger.list_calls(limit=MANY)}
+        runs = {(run.namespace, run.id): run for run in self.ledger.list_runs(limit=MANY)}
+        self.do(process, lambda: process.guard.prune(older_than=3 * HOUR, forget_keys=keys))
+        left = {call.id: call for call in self.ledger.list_calls(limit=MANY)}
+        left_runs = {(run.namespace, run.id): run for run in self.ledger.list_runs(limit=MANY)}
+        gone = [call for call in calls.values() if call.id not in left]
+        gone_runs = [run for key, run in runs.items() if key not in left_runs]
+        self.world.moments.forgotten({run.id for run in gone_runs})
+        check_forgotten(
+            gone, gone_runs, {run.id for run in left_runs.values() if not run.is_session}, keys=keys,
+        )  # fmt: skip
+        # A business key that is forgotten starts over, whatever was under it before the last time.
+        again = {(call.tool, call.key) for call in gone if call.key_source == "business"}
+        earlier = [call for call in left.values() if (call.tool, call.key) in again and call.key_source == "business"]
+        known = {call.idempotency_key for call in left.values()} - {call.idempotency_key for call in earlier}
+        self.world.forget({call.idempotency_key for call in (*gone, *earlier)} - known)
+
     def in_doubt(self) -> list[CallRecord]:
         """What a person may be asked about, or can say more of."""
-        return [call for call in self.forward_calls() if _needs_a_person(call)]
+        late = {call.id for call in self.ledger.late_calls(MANY, namespace=None)}
+        return [call for call in self.forward_calls() if _needs_a_person(call) or call.id in late]
 
     def forward_calls(self) -> list[CallRecord]:
         """What is on record but for compensations."""
@@ -376,41 +380,8 @@ class Histories(RuleBasedStateMachine):
         yield f"undone: {[call[-4:] for call in self.world.undone]}; told: {self.world.told}"
 
     def compare(self) -> None:
-        assert not self.world.wrong, self.world.wrong
         self.recorded = self.forward_calls()
-        counts = counted(self.world.effects)
-        for call in self.recorded:
-            self.check_call(call, counts)
-        runs = {run.id: run for run in self.ledger.list_runs(limit=MANY)}
-        for run in runs.values():
-            if run.state in (RunState.COMPENSATED, RunState.FAILED) and not run.is_session:
-                self.check_undone(run, runs)
-
-    def check_call(self, call: CallRecord, counts: Counter[str]) -> None:
-        kind, key = self.kinds[call.tool], call.idempotency_key
-        told = key in self.world.told
-        if not kind.rerunnable and not told:
-            assert counts[key] <= 1, f"{call.tool} happened {counts[key]} times: {call}"
-        if call.state is CallState.DONE and not told:
-            assert counts[key], f"done, but it did not happen: {call}"
-        if call.state is CallState.FAILED and not told and not kind.rerunnable:
-            mine = any(effect.call == call.id for effect in self.world.effects)
-            assert not mine or _handed_over(self.ledger, call), f"failed, but it happened: {call}"
-        if call.state is CallState.COMPENSATED:
-            assert call.id in self.world.undone, f"compensated, but nothing undid it: {call}"
-        if call.state is not CallState.COMPENSATED and call.state is not CallState.COMPENSATING:
-            undone = call.id in self.world.undone
-            assert not undone or call.state is CallState.COMPENSATION_FAILED, f"undone, but it is {call.state}: {call}"
-
-    def check_undone(self, run: RunRecord, runs: Mapping[str, RunRecord]) -> None:
-        """What happened in a run that was rolled back whole is compensated, but for what was committed before."""
-        for call in self.recorded:
-            inside = [one.id for one in _outwards(runs[call.run_id], runs)]
-            if run.id not in inside or any(is_committed(one, call) for one in _outwards(runs[call.run_id], runs)):
-                continue
-            if call.idempotency_key in self.world.told or not (call.declared_write or call.compensate):
-                continue
-            assert call.state in (CallState.COMPENSATED, CallState.FAILED), f"run {run.id} is {run.state}, but {call}"
+        compare(self.world, self.ledger, self.recorded)
 
     def teardown(self) -> None:
         """Everybody is dead, time passes, the doubts are decided, a last process recovers: nothing may be left."""
@@ -442,13 +413,9 @@ class Histories(RuleBasedStateMachine):
         self.recover(last, [])
         self.do(last, last.guard.close)
         self.the_ledger_is_true()
-        for run in self.ledger.list_runs(limit=MANY):
-            if not run.is_session:  # that of a process that may come back goes on
-                assert run.state not in (RunState.RUNNING, RunState.COMPENSATING), f"left behind: {run}"
-        for call in self.ledger.list_calls(limit=MANY):
-            assert call.state not in (CallState.RUNNING, CallState.COMPENSATING), f"left behind: {call}"
+        check_end(self.ledger)
         assert_history(last.guard)
-        self.reached.update(self.transitions())
+        self.reached.update(self.gone_through | self.transitions())
 
     def transitions(self) -> set[Transition]:
         """What the history went through, as far as it is on record."""
@@ -456,21 +423,9 @@ class Histories(RuleBasedStateMachine):
         return {(str(row.from_state), row.event.removeprefix("compensation."), row.to_state) for row in rows}
 
 
-def _outwards(run: RunRecord, runs: Mapping[str, RunRecord]) -> Iterator[RunRecord]:
-    """A run, and those it is nested in."""
-    yield run
-    if run.parent_id is not None:
-        yield from _outwards(runs[run.parent_id], runs)
-
-
 def _needs_a_person(call: CallRecord) -> bool:
     lost = call.state is CallState.DONE and (call.result_lost is not None or call.scope.startswith("duplicate:"))
-    return call.state in (*IN_DOUBT, CallState.COMPENSATION_FAILED) or lost
-
-
-def _handed_over(ledger: Any, call: CallRecord) -> bool:
-    rows = [row for row in ledger.audit_of(call.namespace, call.run_id) if row.call_id == call.id]
-    return rows[-1].event == "hand_over"
+    return call.state in (*IN_DOUBT, CallState.COMPENSATION_FAILED) or lost or is_unsent(call)
 
 
 def _n(call: CallRecord) -> int:

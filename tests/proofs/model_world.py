@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -19,32 +18,14 @@ from sagaspan.ledger.leases import release_all_on
 from sagaspan.ledger.store import Store
 from sagaspan.testing import Crash, FrozenClock
 from sagaspan.testing._lives import Life, mortal
+from tests.proofs.model_kinds import DEDUPE_SECONDS, LAG_SECONDS, Kind
+from tests.proofs.model_truth import Moments
 
-DEDUPE_SECONDS = 3600.0
-LAG_SECONDS = 60.0
+_LOOKS = ("changed", "cannot look")
 
 
 class Declined(Exception):
     """The tool's own word: it did not happen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """How one tool is declared."""
-
-    effect: str | None = None
-    undoable: bool = False
-    keyed: bool = False
-    probe: str | None = None  # truth, no result, lagging, unsure
-    dedupes: bool = False
-    marks: bool = False
-    attempts: int = 1
-    critical: bool | None = None
-
-    @property
-    def rerunnable(self) -> bool:
-        """Whether it may happen many times."""
-        return self.effect in ("read", "idempotent")
 
 
 @dataclass(frozen=True)
@@ -63,18 +44,27 @@ class World:
     """What really happened, known to nobody but the model.
 
     ``wrong`` is what must never be. ``told`` are the downstream keys of calls of which somebody said what is not so, or
-    what may change yet, or permitted one more run: that is the reason of what follows.
+    what may change yet, or permitted one more run: that is the reason of what follows. ``refused`` are those that a
+    service refuses because their undo came before them. ``changed`` are calls after which somebody else changed the
+    same thing, ``asked`` those that somebody wanted undone alone.
     """
 
     clock: FrozenClock
+    disk: Store
+    kinds: dict[str, Kind]
     effects: list[Effect] = field(default_factory=list)
     undone: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     told: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
     began: float = field(init=False)
+    moments: Moments = field(init=False)
 
     def __post_init__(self) -> None:
         self.began = self.now
+        self.moments = Moments(self, self.disk)
 
     @property
     def now(self) -> float:
@@ -82,7 +72,9 @@ class World:
         return self.clock.monotonic_us() / 1e6
 
     def happen(self, kind: Kind, tool: str, n: int, call: Call) -> None:
-        """The effect of one body; a service that knows keys does one only once for a while."""
+        """The effect of one body; a service that knows keys does one only once for a while, and no undone one."""
+        if call.idempotency_key in self.refused:
+            raise Declined
         if kind.dedupes and any(
             effect.key == call.idempotency_key and self.now - effect.at < DEDUPE_SECONDS for effect in self.effects
         ):
@@ -94,10 +86,21 @@ class World:
         return [effect for effect in self.effects if effect.key == key]
 
     def undo(self, step: CallInfo) -> None:
-        """What undoes an effect reaches the service."""
-        if not self.by_key(step.idempotency_key) and step.idempotency_key not in self.told:
+        """What undoes an effect reaches the service; one that may come before it is remembered there."""
+        self.moments.undoes(step.id)
+        empty_safe = self.kinds[step.tool].empty_safe
+        if not (empty_safe or self.by_key(step.idempotency_key) or step.idempotency_key in self.told):
             self.wrong.append(f"{step.tool} {step.id} was undone and had not happened")
+        if step.id in self.changed:
+            self.wrong.append(f"{step.tool} {step.id} was undone over what somebody else had changed")
+        if empty_safe:
+            self.refused.add(step.idempotency_key)
         self.undone.append(step.id)
+
+    def forget(self, keys: set[str]) -> None:
+        """Calls are not on record any more: what comes under their keys is new, and nobody knows of what was."""
+        self.effects = [effect for effect in self.effects if effect.key not in keys]
+        self.refused -= keys
 
 
 class Mortal(Life):
@@ -120,20 +123,22 @@ class Mortal(Life):
 class Process:
     """One process of the application: its own guard, store, context and clock's skew; ``runs`` it is inside of."""
 
-    def __init__(self, world: World, disk: Store, kinds: dict[str, Kind], where: str, skew: float) -> None:
+    def __init__(self, world: World, where: str, skew: float) -> None:
         self.world = world
         self.where = where
+        self.inside: str | None = None  # the call whose body it is in
         self.runs: list[Run] = []
         self.plan: list[Any] = []
+        self.send_plan: list[Any] = []  # of deferred calls, which come later than they are asked for
         self.undo_plan: list[str] = []
         self.life = Mortal()
         self._skew = skew
         self._role = owner.Role(where)
         self._context = contextvars.Context()
-        self.store = mortal(disk, self.life)
+        self.store = mortal(world.disk, self.life)
         with self._role.played():
             self.guard = Guard(self.store)
-            self.tools = {name: self._declare(name, kind) for name, kind in kinds.items()}
+            self.tools = {name: self._declare(name, kind) for name, kind in world.kinds.items()}
 
     @property
     def name(self) -> str:
@@ -171,7 +176,13 @@ class Process:
     def _declare(self, name: str, kind: Kind) -> Callable[..., Any]:
         fields: dict[str, Any] = {"effect": kind.effect, "critical": kind.critical}
         if kind.undoable:
-            fields["compensate"] = self._undo
+            fields |= {"compensate": self._undo, "empty_safe": kind.empty_safe}
+        if kind.expects:
+            fields["expect"] = self._expect
+        if kind.locks:
+            fields["lock"] = lambda n: f"l{n}"
+        if kind.effect == "irreversible":
+            fields["repeat"] = "dedupe"  # nobody is asked in the model
         if kind.keyed:
             fields["key"] = lambda n: f"k{n}"
         if kind.probe:
@@ -185,14 +196,17 @@ class Process:
         def body(n: int) -> Any:
             return self._act(name, kind, n)
 
-        return self.guard.tool(name, marks_sending=kind.marks, **decided)(body)
+        tool = self.guard.tool(name, marks_sending=kind.marks, defer=kind.defer, pivot=kind.pivot, **decided)
+        return tool(body)
 
     def _act(self, tool: str, kind: Kind, n: int) -> Any:
         call = self.guard.current_call()
         assert call is not None
-        how = self.plan.pop(0) if self.plan else "ok"
-        when, meanwhile = how if isinstance(how, tuple) else ("", None)
-        self.life.step(tool, "body", lambda: None)
+        plan = self.send_plan if kind.defer else self.plan
+        how = plan.pop(0) if plan else "ok"
+        when, meanwhile, how = how if isinstance(how, tuple) else ("", None, how)
+        self.inside = call.id
+        self.life.step(tool, "body", lambda: self.world.moments.begins(call.id))
         if how == "declined":
             raise Declined
         if how == "refused":
@@ -201,6 +215,7 @@ class Process:
             raise ConnectionResetError
         if when == "before":
             meanwhile()
+            self._stopped_before(kind, call)
         if kind.marks:
             call.sending()
         self.life.step(tool, "effect", lambda: self.world.happen(kind, tool, n, call))
@@ -211,6 +226,19 @@ class Process:
         if how == "cancelled":
             raise asyncio.CancelledError
         return object() if how == "unencodable" else f"{tool}-{n}"
+
+    def _stopped_before(self, kind: Kind, call: Call) -> None:
+        """A body goes on right before its effect: only the second mark could tell it that its key is forgotten."""
+        sent = [effect.at for effect in self.world.by_key(call.idempotency_key)]
+        if kind.dedupes and not kind.marks and sent and self.world.now - sent[0] >= DEDUPE_SECONDS:
+            self.world.told.add(call.idempotency_key)
+
+    def _expect(self, call: CallInfo) -> bool:
+        how = self.undo_plan.pop(0) if self.undo_plan and self.undo_plan[0] in _LOOKS else "ok"
+        if how == "cannot look":
+            raise ConnectionResetError
+        (self.world.changed.add if how == "changed" else self.world.changed.discard)(call.id)
+        return how != "changed"
 
     def _undo(self, call: CallInfo) -> None:
         how = self.undo_plan.pop(0) if self.undo_plan else "ok"
@@ -231,8 +259,3 @@ class Process:
             return Applied if kind.probe == "no result" else Applied(f"{tool}-{n}")
 
         return probe
-
-
-def counted(effects: list[Effect]) -> Counter[str]:
-    """How often each downstream key took effect."""
-    return Counter(effect.key for effect in effects)

@@ -18,7 +18,7 @@ EXAMPLES: Final = int(os.environ.get("SAGASPAN_MODEL_EXAMPLES", "30"))
 def test_some_histories() -> None:
     """Whatever happens, in any order: the ledger is true, and nothing is left at the end."""
     reached = live(EXAMPLES, "0/0")
-    assert reached["None", "claim", "running"] > EXAMPLES / 2
+    assert reached["None", "claim", "running"] > EXAMPLES / 4
 
 
 def test_a_broken_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
