@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sagaspan import AuditReport, ConfigurationError, Guard
+from sagaspan import _owner as owner
 from sagaspan.stores import connect
 from tests.conftest import Caller
 
@@ -122,7 +123,11 @@ def touched(written: Path) -> Iterator[Callable[..., tuple[Any, AuditReport]]]:
 
 
 quick = settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True, database=None
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
 )
 
 
@@ -251,6 +256,17 @@ def test_a_tail_that_was_taken_away_with_its_records_needs_an_anchor(ledger: Pat
     do(ledger, "delete from audit where run_id = ''")
     assert verified(ledger).ok
     assert found(ledger, anchor=anchor) == {("", None, "truncated")}
+
+
+def test_an_end_that_was_taken_away_with_its_records_needs_an_anchor(ledger: Path, tmp_path: Path) -> None:
+    """A run that is as if it had not gone on: what is left holds together."""
+    url, anchor = f"sqlite:///{ledger}", tmp_path / "anchor.jsonl"
+    with Guard(url) as guard:
+        guard.set_budget("user:7", "1 USD")
+        guard.audit.verify(write_anchor=anchor)
+    do(ledger, "delete from audit where run_id = '' and number = 2")
+    assert verified(ledger).ok
+    assert found(ledger, anchor=anchor) == {("", 2, "truncated")}
 
 
 def test_what_goes_on_after_an_anchor_is_well(ledger: Path, tmp_path: Path) -> None:
@@ -409,6 +425,26 @@ def test_a_ledger_of_an_older_version_begins_its_chains_now(tmp_path: Path, monk
     report = verified(path)
     assert (report.outside, report.rows) == (1, 2)
     assert connect(f"sqlite:///{path}").facts("") == {"audit chained from": "2"}
+
+
+def test_a_name_in_the_environment_decides_nothing(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who resolves a call, sets a limit or prunes is the user of the operating system."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "alice")
+
+    def lost() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        guard.tool("pay", effect="write")(lost)()
+    (call,) = guard.calls.list()
+    guard.calls.resolve(call.id, "did-not-happen", note="looked")
+    guard.set_budget("user:42", "50 USD/day")
+    rows = [row for row in guard.audit.rows() if row["event"] in ("limit.set", "disprove")]
+    guard.prune(older_than=0)
+    rows += [row for row in guard.audit.rows() if row["event"] == "forget"]
+    assert len(rows) == 3
+    assert {row["actor"] for row in rows} == {owner.os_user()}
 
 
 # -- export ------------------------------------------------------------------------------------------------------------

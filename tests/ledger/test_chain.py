@@ -16,6 +16,8 @@ import pytest
 from sagaspan import Guard, RunClosed
 from sagaspan.ledger import chain
 from sagaspan.ledger.records import NO_RUN, AuditRow, CallRecord, CallState
+from sagaspan.ledger.store import NoteChange
+from sagaspan.stores import connect
 from tests.conftest import Caller, Worker
 
 _FIELDS = (
@@ -41,6 +43,11 @@ def chains(path: Path) -> dict[str, list[str]]:
         assert in_order == sorted(in_order)
     connection.close()
     return found
+
+
+NOTE = AuditRow(
+    at_us=1, namespace="default", run_id=NO_RUN, call_id=None, event="note", from_state=None, to_state="note", actor="a"
+)
 
 
 @pytest.fixture
@@ -116,9 +123,26 @@ def test_two_connections_that_take_turns_keep_the_chains_whole(store_url: str, p
         guard = guards[turn % 2]
         with guard.run(id="order", reopen=True):
             guard.tool("pay", effect="write")(lambda n: n)(turn)
+    for turn in range(6):
+        guards[turn % 2].set_budget("user:1", f"{turn + 1} USD/day")
     for guard in guards:
         guard.close()
-    assert chains(path)["order"].count("claim") == 6
+    found = chains(path)
+    assert found["order"].count("claim") == 6
+    assert found[NO_RUN] == ["limit.set"] * 6
+
+
+def test_what_is_rolled_back_is_remembered_by_nobody(guard: Guard, store_url: str, path: Path) -> None:
+    """Also where another connection has taken the place of the row that never was."""
+    pay = guard.tool("pay", effect="write")(lambda amount: amount)
+    other = connect(store_url)
+    with guard.run(id="order"):
+        pay(1)
+        pay(1)  # refused, and answered from the record
+        other.commit([NoteChange(NOTE)], synced=False)
+        pay(2)
+    other.close()
+    assert chains(path)["order"].count("claim") == 2
 
 
 def test_two_processes_append_to_one_chain(worker: Worker, path: Path) -> None:
@@ -128,8 +152,9 @@ def test_two_processes_append_to_one_chain(worker: Worker, path: Path) -> None:
     tool(0)
     child = os.fork()
     for n in range(10):
-        tool(n)
         guard.set_budget("user:1", f"{n + 1} USD/day")
+    for n in range(10):
+        tool(n)
     if child:
         assert os.waitpid(child, 0)[1] == 0
     else:
