@@ -93,10 +93,6 @@ class Walk:
             self._odd = []
             self._go_on(row)
             return
-        if self._goes_on_after_pruned(row):
-            self._leave(self._odd)
-            self._odd = []
-            return
         for odd in self._odd:
             if any(self._follows(row, link) for link in self._links(odd)):
                 self._adopt(odd)
@@ -126,21 +122,6 @@ class Walk:
     def _follows(self, row: ChainedRow, before: Link) -> bool:
         return chain.link(before, row.seq, row.row, row.content)[1] == row.hash
 
-    def _goes_on_after_pruned(self, row: ChainedRow) -> bool:
-        """Whether ``row`` goes on behind rows that were pruned, as those read by now say; it, and what is at odds."""
-        last: ChainedRow | None = None
-        for one in [*self._odd, row]:
-            number = one.number or 0
-            pruned = [(last, digest) for _, last, digest in self._gaps if last == number - 1 > self.head[0]]
-            if any(self._follows(one, before) for before in pruned):
-                self._holes.append(_Hole(self.head[0] + 1, number - 1, one))
-            elif last is None or not self._follows(one, self.head):
-                continue
-            last = one
-            self.head = number, one.hash or b""
-            self._odd = [odd for odd in self._odd if odd is not one]
-        return last is row
-
     def _links(self, odd: ChainedRow) -> Iterator[Link]:
         """What a row that follows ``odd`` may be bound to: what that has, and what it would have."""
         yield odd.number or 0, odd.hash or b""
@@ -153,19 +134,26 @@ class Walk:
         self.head = number, row.hash or b""
 
     def _adopt(self, odd: ChainedRow) -> None:
-        """Take ``odd`` for a row of the chain, though it does not follow; the others at odds are none, or moved."""
-        rest = [row for row in self._odd if row is not odd]
-        number = odd.number or 0
-        if number > self.head[0] + 1:
-            self._holes.append(_Hole(self.head[0] + 1, number - 1, odd))
-            self.head = number, odd.hash or b""
-        elif number == self.head[0] + 1:
-            self._find(odd, Problem.ALTERED, "it is not as it was written, or the one before it is not")
-            self.head = number, odd.hash or b""
+        """Take ``odd`` for a row of the chain, though it does not follow, with those before it that go up to it."""
+        for row in self._odd:
+            if row is not odd and row.seq < odd.seq:
+                if self.head[0] < (row.number or 0) < (odd.number or 0):
+                    self._jump_to(row)
+                else:
+                    self._leave([row])
+        self._odd = [row for row in self._odd if row.seq > odd.seq]
+        if (odd.number or 0) > self.head[0]:
+            self._jump_to(odd)
         else:
             self._leave([odd])
-        self._leave([row for row in rest if row.seq < odd.seq])
-        self._odd = [row for row in rest if row.seq > odd.seq]
+
+    def _jump_to(self, row: ChainedRow) -> None:
+        number = row.number or 0
+        if number > self.head[0] + 1:
+            self._holes.append(_Hole(self.head[0] + 1, number - 1, row))
+        else:
+            self._find(row, Problem.ALTERED, "it is not as it was written, or the one before it is not")
+        self.head = number, row.hash or b""
 
     def _leave(self, rows: list[ChainedRow]) -> None:
         for row in rows:
