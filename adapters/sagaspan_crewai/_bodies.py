@@ -200,21 +200,24 @@ class _BodyCall:
         """What the model is told of ``error``; raises it where no model asked, and ends the run if it must."""
         if not self._is_agents:
             raise error
-        guarded = self._box.of(self._tool) if not isinstance(error, SagaspanError) else None
+        try:
+            return self._as_data(error)
+        except Exception as problem:  # noqa: BLE001 - CrewAI would make a text of it and go on
+            return self._stopped_by(problem)
+
+    def _as_data(self, error: Exception) -> ToolFailure:
         if isinstance(error, _compat.Stopping):
             return ToolFailure(message=_STOPS)
         if isinstance(error, SagaspanError):
             data = told(error)
-            if data is not None:
-                return ToolFailure(message=json.dumps(data))
-            return self._stopped_by(error)
-        assert guarded is not None  # noqa: S101 - it was made for this case
-        if guarded.policy.critical:
+            return self._stopped_by(error) if data is None else ToolFailure(message=json.dumps(data))
+        policy = self._box.of(self._tool).policy
+        if policy.critical:
             return self._stopped_by(error)
         if isinstance(error, ToolSaysFailed):
             return error.failure
         reason = error.failure.reason if isinstance(error, McpError) else ToolFailureReason.EXCEPTION
-        return ToolFailure(message=json.dumps(told_of_tool(error, guarded.policy.effect)), reason=reason)
+        return ToolFailure(message=json.dumps(told_of_tool(error, policy.effect)), reason=reason)
 
     def _stopped_by(self, error: Exception) -> ToolFailure:
         if self._session is None:
