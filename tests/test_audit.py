@@ -366,6 +366,19 @@ def test_what_was_pruned_again_and_again_is_no_change(guard: Guard, between: str
         assert report.ok, report.findings
 
 
+@pytest.mark.parametrize("days", ["pFlpflplfF", "plpflpflplfF"])
+def test_what_is_pruned_piece_by_piece_is_no_change(guard: Guard, days: str) -> None:
+    """What stays between two pieces may be a row that says what was pruned, and what was before it goes later."""
+    look = guard.tool("look", effect="read")(lambda n: n)
+    pay = guard.tool("pay", key="n")(lambda n: n)
+    for number, what in enumerate(days):
+        if what in "lp":
+            (look if what == "l" else pay)(number)
+        else:
+            guard.prune(older_than=0, forget_keys=what == "F")
+        assert guard.audit.verify().ok, guard.audit.verify().findings
+
+
 def test_a_deletion_that_says_it_was_a_prune_must_say_so(ledger: Path) -> None:
     """A row that was altered to say so is found; without it the rows are missing."""
     with Guard(f"sqlite:///{ledger}") as guard:

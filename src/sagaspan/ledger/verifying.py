@@ -52,12 +52,13 @@ _AT_ODDS: Final = 8
 
 @dataclass(slots=True)
 class _Hole:
-    """Numbers that no row had where they belong; ``row`` stands after them."""
+    """Numbers that no row had where they belong; ``row`` stands after them, ``between`` are those left at odds."""
 
     first: int
     last: int
     row: ChainedRow
     found: dict[int, bytes] = field(default_factory=dict)
+    between: list[ChainedRow] = field(default_factory=list)
 
 
 class Walk:
@@ -163,7 +164,7 @@ class Walk:
                 self._find(row, Problem.INSERTED, "there is another row of this number, or no place for it")
             else:
                 hole.found[number] = row.hash or b""
-                self._find(row, Problem.MOVED, f"it stands after number {hole.last + 1}")
+                hole.between.append(row)
 
     def _learn(self, row: ChainedRow) -> None:
         try:
@@ -174,16 +175,21 @@ class Walk:
     # -- what is not there -------------------------------------------------------------------------------------
 
     def _close(self, hole: _Hole) -> None:
-        first = hole.first
-        for gap_first, gap_last, digest in sorted(self._gaps):
-            if gap_first <= first <= gap_last <= hole.last:
-                self.forgotten += gap_last - first + 1
-                first = gap_last + 1
+        for row in hole.between:  # a row that was pruned later may say what was before it
+            hole.found[row.number or 0] = row.hash or b""
+            pruned = [(last, digest) for _, last, digest in self._gaps if last == (row.number or 0) - 1]
+            if not any(self._follows(row, before) for before in pruned):
+                self._find(row, Problem.MOVED, f"it stands after number {hole.last + 1}")
+        first, known = hole.first, {number: number for number in hole.found}
+        for gap_first, gap_last, digest in self._gaps:
+            if hole.first <= gap_first <= gap_last <= hole.last:
+                known[gap_first] = gap_last
+                self.forgotten += gap_last - gap_first + 1
                 hole.found[gap_last] = digest
-        for number in (*sorted(hole.found), hole.last + 1):
+        for number, last in (*sorted(known.items()), (hole.last + 1, hole.last + 1)):
             if number > first:
                 self._find_missing(first, number - 1)
-            first = max(first, number + 1)
+            first = max(first, last + 1)
         before = hole.found.get(hole.last)
         if before is not None and not self._follows(hole.row, (hole.last, before)):
             self._find(hole.row, Problem.ALTERED, "it is not as it was written, or not where it was")
