@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sqlite3
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sagaspan import (
@@ -344,6 +345,44 @@ def test_two_digests_are_equal_only_for_the_same_arguments(one: Any, other: Any)
     assert (digest(one) == digest(other)) == (_typed(one) == _typed(other))
 
 
+@pytest.fixture(scope="module")
+def approved_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, Any], list[Any]]:
+    """Ask about one value, approve it, and run with another one: what ran."""
+    guard = Guard(f"sqlite:///{tmp_path_factory.mktemp('any') / 'ledger.db'}", approver="inbox")
+    ran: list[Any] = []
+    runs = itertools.count()
+
+    @guard.tool(approve=True, repeat="new")
+    def act(value: Any) -> None:
+        ran.append(value)
+
+    def approved_for(asked: Any, run_with: Any) -> list[Any]:
+        ran.clear()
+        run = f"run-{next(runs)}"
+        with pytest.raises(ApprovalPending) as caught, guard.run(id=run):
+            act(asked)
+        guard.approvals.approve(caught.value.approval_id, by="alice")
+        with contextlib.suppress(ApprovalPending, ApprovalDenied), guard.run(id=run):
+            act(run_with)
+        return ran
+
+    return approved_for
+
+
+@settings(max_examples=40)
+@given(one=_VALUES, other=_VALUES)
+@example(one={"a": 1, "b": 2}, other={"b": 2, "a": 1})
+@example(one={"a": [1]}, other={"a": [True]})
+@example(one=[[1], 2], other=[1, [2]])
+def test_what_is_changed_between_the_approval_and_the_run_does_not_run(
+    one: Any, other: Any, approved_for: Callable[[Any, Any], list[Any]]
+) -> None:
+    """Any leaf, type or nesting; the same in another order of keys is the same."""
+    ran = approved_for(one, other)
+    assert bool(ran) == (_typed(one) == _typed(other))
+    assert [_typed(value) for value in ran] in ([], [_typed(one)])
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [(1, 1.0), (1, True), (1, "1"), (0.0, -0.0), ([1], (1,)), ("é", "e\u0301"), ({"a": 1}, {"a": 1.0})],
@@ -514,28 +553,34 @@ def test_one_approval_is_used_once(store_url: str) -> None:
 
 
 def test_one_approval_is_used_once_by_processes(worker: Worker, store_url: str) -> None:
-    """The same of processes."""
-    Guard(store_url, approver="inbox")
+    """The same of eight processes."""
     script = """
     guard = Guard(os.environ["TEST_STORE"], approver="inbox")
     @guard.tool(approve=True)
     def act(n):
         effect(n)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        act(1)
-    except ApprovalPending as error:
-        print(error.approval_id)
+    def spend():
+        try:
+            act(1)
+        except ApprovalPending as error:
+            os.write(1, f"{error.approval_id}\\n".encode())
     """
-    asked = worker.run(script).stdout.split()[-1]
+    asked = worker.run(script + "spend()").stdout.strip()
     Guard(store_url).approvals.approve(asked, by="alice")
-    processes = [worker.start(script) for _ in range(4)]
-    for process in processes:
-        process.stdout.readline()
-    pending = {process.communicate("\n")[0].strip() for process in processes}
+    crowd = """
+    ready, go = os.pipe()
+    for _ in range(8):
+        if os.fork() == 0:
+            os.read(ready, 1)
+            spend()
+            os._exit(0)
+    os.write(go, b"x" * 8)
+    for _ in range(8):
+        os.wait()
+    """
+    pending = worker.run(script + crowd).stdout.split()
     assert worker.effects == ["1"]
-    assert len(pending) == 2  # nothing from the one that ran, one new question from all others
+    assert (len(pending), len(set(pending))) == (7, 1)  # the others attach to one new question
 
 
 # -- edits ---------------------------------------------------------------------------------------------------------

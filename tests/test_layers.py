@@ -16,6 +16,7 @@ ADAPTERS = ROOT / "adapters"
 BASE = {
     "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
     "loops", "_clock", "_fork", "_frozen", "_owner", "_home", "rendering", "assurance",
+    "_strict_json",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
@@ -55,7 +56,8 @@ ALLOWED = {
     "_loops": BASE | {"_signals", "middleware.loop"},
     "rendering": {"codecs"},
     "assurance": set(),
-    "signing": {"exceptions"},
+    "_strict_json": set(),
+    "signing": {"exceptions", "_strict_json"},
     "_post": {"exceptions", "_clock"},
     "webhooks": BASE | {"_post", "approvers", "signing", "ledger.grants"},
     "approvers": {"exceptions", "_checks", "_compensation", "_console", "assurance", "ledger.records"},

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 from sagaspan import _fork as fork
+from sagaspan import _strict_json as strict_json
 from sagaspan import codecs
 from sagaspan.approvers import LATER, ApprovalRequest, Approve, Deny, Edit
 
@@ -59,7 +59,7 @@ class Console:
     def _edit(self, request: ApprovalRequest) -> Edit | None:
         names = ", ".join(request.args)
         with contextlib.suppress(ValueError):
-            value = json.loads(self._read(f"All arguments ({names}) as a JSON object: "))
+            value = strict_json.loads(self._read(f"All arguments ({names}) as a JSON object: "))
             if isinstance(value, dict):
                 return Edit({name: codecs.decode(codecs.dump(item)) for name, item in value.items()})
         return None

@@ -3368,4 +3368,15 @@ RULES: Final[tuple[Rule, ...]] = (
         new='actor=actor or __import__("os").environ["USER"]',
         tests=(_AUDITED + "test_a_name_in_the_environment_decides_nothing",),
     ),
+    Rule(
+        section="(d) 6",
+        rule="JSON with a field twice is neither an edit nor a reply.",
+        file="src/sagaspan/_strict_json.py",
+        old="    if len(found) != len(pairs):\n",
+        new="    if False:\n",
+        tests=(
+            "tests/cli/test_terminal.py::test_json_with_a_field_twice_is_no_edit",
+            _WEBHOOKS + "test_what_is_no_signed_answer_to_this_question_decides_nothing",
+        ),
+    ),
 )

@@ -159,4 +159,5 @@ def _table(shown: list[ApprovalRequest]) -> Any:
 
 def arguments_shown(request: ApprovalRequest) -> str:
     """The arguments of a request in one line."""
-    return ", ".join(line.strip() for line in request.text.split("\n")[1:] if line.startswith("  "))
+    lines = [line.split(None, 1) for line in request.text.split("\n")[1:] if line.startswith("  ")]
+    return ", ".join(" ".join(parts) for parts in lines)

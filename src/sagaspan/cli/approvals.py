@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sagaspan import _strict_json as strict_json
 from sagaspan.cli._found import ambiguous, with_namespaces
 from sagaspan.cli._options import (
     NEEDS_PERSON,
@@ -268,7 +268,7 @@ def _as_data(request: ApprovalRequest) -> dict[str, Any]:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = strict_json.loads(text)
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is not JSON ({error})") from error
     if not isinstance(value, dict):
