@@ -1903,7 +1903,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file="adapters/sagaspan_langchain/_approvals.py",
         old=" or bool(_ours(config))",
         new="",
-        tests=(_INTERRUPTS + "test_a_question_of_a_tool_itself_gets_its_own_answer",),
+        tests=(_INTERRUPTS + "test_so_does_that_of_a_tool_beside_one_that_was_approved",),
     ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(

@@ -236,6 +236,16 @@ def test_a_question_of_a_tool_itself_gets_its_own_answer(guard: Guard, world: Wo
     assert states(guard) == {"t/1": "completed"}
 
 
+def test_so_does_that_of_a_tool_beside_one_that_was_approved(guard: Guard, world: World) -> None:
+    """What was approved is done by then, and its answer is still the first of the task."""
+    agent = guard.wrap(_shared(world, [PAY, ("confirm", {"question": "sure?"})]), POLICIES)
+    agent.invoke(ask(), on("t"))
+    (asked,) = agent.invoke(_decide(APPROVE), on("t"))["__interrupt__"]
+    assert (asked.value, world) == ("sure?", [("pay", "A", 5)])
+    agent.invoke(Command(resume="quite"), on("t"))
+    assert world == [("pay", "A", 5), ("confirm", "quite")]
+
+
 def test_without_a_checkpointer_the_guard_s_approver_is_asked(world: World, tmp_path: Any) -> None:
     """An interrupt could never be answered there."""
     guard = Guard(f"sqlite:///{tmp_path}/ledger.db", approver=lambda request: request.args["amount"] < 9)
