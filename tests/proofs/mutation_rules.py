@@ -69,6 +69,11 @@ _ENCRYPTION = "src/sagaspan/ledger/encryption.py"
 _SECRET = "src/sagaspan/_secret.py"
 _TOOL = "src/sagaspan/_tool.py"
 
+_CREWAI = "adapters/sagaspan_crewai/"
+_CREW_TOOLS = "tests/adapters/crewai/test_tools.py::"
+_CREW_STOPS = "tests/adapters/crewai/test_stops.py::"
+_CREW_FEATURES = "tests/adapters/crewai/test_features.py::"
+_CREW_MODELS = "tests/adapters/crewai/test_models.py::"
 _AMOUNTS = "src/sagaspan/amounts.py"
 _BUDGET = "src/sagaspan/budget.py"
 _RATE = "src/sagaspan/rate.py"
@@ -3378,5 +3383,85 @@ RULES: Final[tuple[Rule, ...]] = (
             "tests/cli/test_terminal.py::test_json_with_a_field_twice_is_no_edit",
             _WEBHOOKS + "test_what_is_no_signed_answer_to_this_question_decides_nothing",
         ),
+    ),
+    Rule(
+        section="design 3",
+        rule="A body runs once for one decision, however often CrewAI calls it.",
+        file=_CREWAI + "_bodies.py",
+        old="    def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:\n        if self._decision is not None and self._decision.answered:",
+        new="    def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:\n        if False:",
+        tests=(_CREW_TOOLS + "test_a_cache_function_that_breaks_does_not_run_the_body_again",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A task that CrewAI starts again is answered with what it did.",
+        file=_CREWAI + "_session.py",
+        old="        self.run.asks_again(asked)\n",
+        new="        pass\n",
+        tests=(_CREW_TOOLS + "test_a_task_that_crewai_starts_again_is_answered_with_what_was_done",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What ends a kickoff leaves it, whoever swallowed it on the way.",
+        file=_CREWAI + "_twins.py",
+        old="    if session.stopped is not None:\n        raise session.stopped\n",
+        new="",
+        tests=(_CREW_STOPS + "test_a_flow_that_swallows_the_stop_is_stopped_all_the_same",),
+    ),
+    Rule(
+        section="(g)",
+        rule="A refusal never becomes the answer of a crew.",
+        file=_CREWAI + "_bodies.py",
+        old="            return self._stopped_by(error) if data is None else ToolFailure(message=json.dumps(data))",
+        new="            return self._stopped_by(error) if data is None else json.dumps(data)",
+        tests=(_CREW_TOOLS + "test_a_denied_call_reaches_the_model_and_never_becomes_the_answer",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A tool that cannot be guarded does not run.",
+        file=_CREWAI + "_hooks.py",
+        old="        session.stop(error)\n        return False",
+        new="        return None",
+        tests=(_CREW_FEATURES + "test_an_error_of_the_adapter_itself_fails_closed",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What was delegated is not on record as done when its worker was stopped.",
+        file=_CREWAI + "_bodies.py",
+        old="            if self._session.stopped is not None:\n                raise self._session.stopped\n",
+        new="",
+        tests=(_CREW_STOPS + "test_a_delegated_worker_that_waits_for_approval_goes_on_later",),
+    ),
+    Rule(
+        section="design 3",
+        rule="An error of an MCP server proves nothing.",
+        file=_CREWAI + "_bodies.py",
+        old="class McpError(Exception):",
+        new="class McpError(NotApplied):",
+        tests=(_CREW_FEATURES + "test_an_error_of_an_mcp_server_is_unknown_unless_the_policy_says_otherwise",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A request of CrewAI's models is reserved before it is sent.",
+        file=_CREWAI + "_models.py",
+        old="    call.__enter__()\n    if call.tells:",
+        new="    if call.tells:",
+        tests=(_CREW_MODELS + "test_a_provider_is_not_asked_beyond_the_budget",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A model that tells CrewAI nothing is metered too.",
+        file=_CREWAI + "_models.py",
+        old="    session.or_stop(call.__enter__)\n",
+        new="",
+        tests=(_CREW_MODELS + "test_a_model_that_tells_nothing_is_not_asked_beyond_the_budget",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Items of a batch are runs of their own.",
+        file=_CREWAI + "_twins.py",
+        old="            wiring = replace(wiring, item=items[-1])",
+        new="            pass",
+        tests=(_CREW_TOOLS + "test_items_of_a_batch_within_a_run_are_separate_too",),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -278,6 +279,24 @@ def test_a_flow_stops_with_what_it_kicked_off(guard: Guard, world: list[object],
         wrapped.kickoff() if how == "kickoff" else asyncio.run(getattr(wrapped, how)())
     assert world == ["book a", "book b", "cancel b", "cancel a"]
     assert [run.name for run in guard.runs.list()] == ["Trip"]
+
+
+class Stubborn(Trip):
+    """A flow that goes on whatever happens."""
+
+    @start()
+    def plan(self) -> Any:
+        with contextlib.suppress(Exception):
+            self.crew.kickoff()
+        return "went on"
+
+
+def test_a_flow_that_swallows_the_stop_is_stopped_all_the_same(guard: Guard, world: list[object]) -> None:
+    trip = Stubborn(crew=crew_of(SCRIPT, shop(world)), agent=agent_of(SCRIPT, shop(world)))
+    policies = {"book": Policy(compensate=shop(world)[1].func, approve="room == 'b'")}
+    with pytest.raises(ApprovalPending):
+        guard.wrap(trip, policies).kickoff()
+    assert world == ["book a"]
 
 
 def test_parallel_calls_end_before_anything_is_undone(guard: Guard, world: list[object]) -> None:
