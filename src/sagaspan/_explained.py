@@ -28,7 +28,7 @@ class Facts:
     tags: Mapping[str, Any] = field(default_factory=dict)
     spent: float = 0.0
     calls: int = 0
-    now: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
+    at: dt.datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def _values(name: str, arguments: Mapping[str, Any], facts: Facts) -> dict[str, 
     run = {"id": facts.run, "name": facts.run, "conversation": None}
     return {
         "args": dict(arguments), "tool": name, "user": facts.user, "tenant": facts.tenant, "agent": facts.agent,
-        "run": run, "tags": dict(facts.tags), "spent": facts.spent, "calls": facts.calls, "now": facts.now,
+        "run": run, "tags": dict(facts.tags), "spent": facts.spent, "calls": facts.calls, "now": facts.at,
     }  # fmt: skip
 
 

@@ -158,7 +158,8 @@ def test_a_tool_of_a_wrapped_agent(guard: Guard) -> None:
     with pytest.raises(Declined), fail(guard, "charge", Declined), guard.run(id="a"):
         agent.invoke(ask())
     assert did == ["charge-5"]
-    assert [call.state for call in guard.runs.get("a").calls] == ["failed"]
+    charged = [call.state for call in guard.runs.get("a").calls if call.tool == "charge"]
+    assert charged == ["failed"]
 
 
 def test_it_goes_with_another_store(guard: Guard) -> None:

@@ -104,7 +104,7 @@ def explain(
 
         found = redefined(found, read.tools)
     now = dt.datetime.now(dt.UTC) if at is None else at.replace(tzinfo=dt.UTC)
-    facts = Facts(**{**run, "tags": _tags(run["tags"])}, now=now)
+    facts = Facts(**{**run, "tags": _tags(run["tags"])}, at=now)
     explanation = explain(read, tool, values, facts, tool=found)
     if settings.as_json:
         emit_json(explanation)
