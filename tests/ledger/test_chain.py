@@ -150,13 +150,18 @@ def test_two_processes_append_to_one_chain(worker: Worker, path: Path) -> None:
     done = worker.run("""
     tool = guard.tool("act", effect="write")(lambda n: n)
     tool(0)
+
+    def write():
+        for n in range(5):
+            guard.set_budget("user:1", f"{n + 1} USD/day")
+            tool(n)
+
+    write()
     child = os.fork()
-    for n in range(10):
-        guard.set_budget("user:1", f"{n + 1} USD/day")
-    for n in range(10):
-        tool(n)
+    write()
     if child:
         assert os.waitpid(child, 0)[1] == 0
+        write()  # whenever the child wrote, what is remembered here is behind it by now
     else:
         os._exit(0)
     """)
