@@ -21,12 +21,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import Guard, Run
+from sagaspan.stores import sqlite
 from tests.nursery import Forked, Nursery
 from tests.providers.server import ModelServer
 
 # How long an example takes is no property of the code: a busy machine must not fail a test.
 hypothesis.settings.register_profile("sagaspan", deadline=None)
 hypothesis.settings.load_profile("sagaspan")
+
+
+# Priming makes thousands of commits faster; a test makes a few, and thousands of tests leave their ledgers behind.
+sqlite.PRIMED_BYTES = 0  # type: ignore[misc]
 
 
 def pytest_collection_finish() -> None:
