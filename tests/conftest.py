@@ -31,7 +31,7 @@ hypothesis.settings.load_profile("sagaspan")
 
 
 # Priming makes thousands of commits faster; a test makes a few, and thousands of tests leave their ledgers behind.
-sqlite.PRIMED_BYTES = 40_000  # type: ignore[misc]
+sqlite.PRIMED_BYTES = 0  # type: ignore[misc]
 
 
 def pytest_collection_finish() -> None:

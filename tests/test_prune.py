@@ -21,6 +21,7 @@ from sagaspan.cli import cli
 from sagaspan.ledger.resolution import DUPLICATE
 from sagaspan.ledger.store import CallChange
 from sagaspan.ledger.transitions import CallEvent, duplicate_effect, move_call
+from sagaspan.stores import sqlite
 from sagaspan.testing import assert_history, frozen_clock
 from tests.conftest import Caller, Worker
 
@@ -462,8 +463,11 @@ def prune(store_url: str) -> Callable[..., Any]:
     return lambda *args: CliRunner().invoke(cli, ["prune", "--store", store_url, *args])
 
 
-def test_the_command(guard: Guard, shop: Shop, prune: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_command(
+    guard: Guard, shop: Shop, prune: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It counts first if asked, then forgets, says what stays and why, and how the room is given back."""
+    monkeypatch.setattr(sqlite, "PRIMED_BYTES", 1_000_000)  # so that there is room, also without thousands of calls
     a_settled_run(shop, "a")
     with guard.run("job", id="b"):
         shop.pay("o-1")
@@ -507,8 +511,6 @@ def test_the_room_is_given_back(guard: Guard, prune: Callable[..., Any], tmp_pat
 def test_a_ledger_that_is_locked_is_said(guard: Guard, shop: Shop, prune: Callable[..., Any], tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """What was not forgotten stays, and the next prune takes it."""
-    from sagaspan.stores import sqlite
-
     a_settled_run(shop, "a")
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
