@@ -446,6 +446,7 @@ def test_a_real_container_is_judged_by_its_lease(guard: Guard, worker: Worker, t
     time.sleep(TTL * 2)
     assert not guard.recover()
     process.kill()
+    process.stdout.read()  # its end: the worker has died, too. Closing its stdin before that would let it go on
     process.communicate()
     report = _until_held(guard)
     assert [run.id for run in report.needs_human] == ["a"]
