@@ -36,6 +36,7 @@ class Meter:
         self.ended = False
         self.pulling = False
         self._is_stream = is_stream
+        self._looked = False
         self._hides_usage = hides_usage
         self._said = StreamUsage()
         self._transcript = Transcript() if is_stream and call.tells else None
@@ -43,12 +44,20 @@ class Meter:
 
     def feed(self, data: bytes) -> bytes:
         """Read ``data``; what of it (and of what was held back) the SDK is to see."""
+        self._look_at(data)
         if not self._is_stream:
             self._rest += data
             return data
         *events, self._rest = self._split(self._rest + data)
         seen = [event for event in events if not self._read(event)]
         return b"".join(seen) if self._hides_usage else data
+
+    def _look_at(self, first: bytes) -> None:
+        """Tell by the ``first`` byte that says anything whether these are events: some servers answer as a whole."""
+        if not self._looked and (start := first.lstrip()[:1]):
+            self._looked = True
+            if start == b"{":
+                self._is_stream = self._hides_usage = False
 
     def rest(self) -> bytes:
         """What was held back for a blank line that never came."""

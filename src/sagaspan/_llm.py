@@ -54,6 +54,7 @@ _MOST_OUTPUT: Final = 1_000_000
 """Output tokens that a model without a known limit is assumed to give at most."""
 
 
+_NOT_GIVEN: Final = object()
 _COUNTS: Final = tuple(field.name for field in fields(Usage))
 OPERATIONS: Final = (
     semconv.OPERATION_CHAT, semconv.OPERATION_EMBEDDINGS, semconv.OPERATION_GENERATE, semconv.OPERATION_COMPLETE,
@@ -132,14 +133,20 @@ class LlmCall:
         """What it cost, once ``settle`` was told what it used."""
         return self._cost
 
-    def settle(self, response: Any = None, /, **counts: Any) -> Price:
+    def settle(self, response: Any = _NOT_GIVEN, /, **counts: Any) -> Price:
         """Say what the call used: the provider's response (or its usage), or the fields of ``Usage``.
 
-        It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``.
+        It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``,
+        also for a response that says nothing, as None: what is unknown is not nothing.
         """
-        if response is not None:
+        if response is _NOT_GIVEN and not counts:
+            raise ConfigurationError(
+                f"settle() does not say what the call of {self.model!r} used; "
+                "pass the response, or input_tokens= and output_tokens="
+            )
+        if response is not _NOT_GIVEN:
             self.messages(output=response, finish_reasons=said.reasons(response))
-        usage = Usage(**counts) if response is None else read_usage(response)
+        usage = Usage(**counts) if response is _NOT_GIVEN else read_usage(response)
         if usage is None:
             raise ConfigurationError(
                 f"the {type(response).__name__} does not say what the call of {self.model!r} used; "

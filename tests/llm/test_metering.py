@@ -170,6 +170,19 @@ def test_a_response_without_usage(guard: Guard) -> None:
         call.settle(input_tokens=1, output_tokens=1)
 
 
+def test_what_says_nothing_does_not_settle_with_nothing(guard: Guard) -> None:
+    """None and no counts at all are unknown, not zero: they are refused, and all is booked that was reserved."""
+    for said in ((), (None,)):
+        with (
+            pytest.raises(ConfigurationError, match="does not say what the call of 'cheap' used"),
+            guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call,
+        ):
+            call.settle(*said)
+    with pytest.raises(ConfigurationError, match="does not say"):
+        guard.llm("cheap", input_tokens=1000, max_output_tokens=500)(lambda: None)()
+    assert guard.usage(model="cheap").spent == Decimal("0.018")
+
+
 def test_a_decorated_function(guard: Guard) -> None:
     """What it returns says what it used."""
 

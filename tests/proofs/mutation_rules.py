@@ -140,6 +140,7 @@ _REQUESTS = "tests/llm/test_demands.py::"
 _METERING = "tests/llm/test_metering.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
+_UNREADABLE = "tests/adapters/functions/test_unreadable.py::"
 _THREADS: Final = "tests/adapters/langchain/test_threads.py::"
 _INTERRUPTS: Final = "tests/adapters/langchain/test_interrupts.py::"
 _CONTENT = "tests/adapters/functions/test_content.py::"
@@ -3463,5 +3464,33 @@ RULES: Final[tuple[Rule, ...]] = (
         old="            wiring = replace(wiring, item=items[-1])",
         new="            pass",
         tests=(_CREW_TOOLS + "test_items_of_a_batch_within_a_run_are_separate_too",),
+    ),
+    # -- what a model's call costs when nobody says it ---------------------------------------------------------------
+    Rule(
+        section="(c) 4",
+        rule="What says nothing of a call's use settles nothing.",
+        file=_LLM,
+        old="usage = Usage(**counts) if response is _NOT_GIVEN else read_usage(response)",
+        new="usage = Usage(**counts) if response in (_NOT_GIVEN, None) else read_usage(response)",
+        tests=(
+            _UNREADABLE + "test_an_answer_that_nobody_read_to_its_end_is_booked_as_reserved",
+            _METERING + "test_what_says_nothing_does_not_settle_with_nothing",
+        ),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="No counts are not nothing.",
+        file=_LLM,
+        old="if response is _NOT_GIVEN and not counts:",
+        new="if False:",
+        tests=(_METERING + "test_what_says_nothing_does_not_settle_with_nothing",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream is metered whatever its label says.",
+        file=_EXCHANGE,
+        old='labelled or bool(self._arguments.get("stream"))',
+        new="labelled",
+        tests=(_UNREADABLE + "test_a_stream_is_told_by_its_bytes",),
     ),
 )

@@ -1,0 +1,156 @@
+"""Answers that do not say what they used: they may be billed, so they are booked with all that was reserved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from sagaspan import Guard
+from tests.providers.apis import CHAT, MESSAGE
+from tests.providers.server import ModelServer
+
+FLAT = {model: {"input": 0, "output": 10, "max_output": 5000} for model in ("gpt-4o", "claude-sonnet-5")}
+"""Ten dollars for a million tokens out: the hundred that are asked for are a tenth of a cent."""
+ALL = Decimal("0.001")
+WHOLE = json.dumps(
+    {"id": "1", "object": "chat.completion", "created": 1, "model": "gpt-4o", "usage": {"prompt_tokens": 9,
+     "completion_tokens": 20}, "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi."},
+     "finish_reason": "stop"}]}
+).encode()  # fmt: skip
+KINDS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[Guard]:
+    with Guard(f"sqlite:///{tmp_path / 'ledger.db'}", prices=FLAT, budgets={"model:*": "1 USD"}) as guard:
+        yield guard
+
+
+def chunk(text: str = "", *, finish: str | None = None, used: int | None = None, empty: bool = False) -> bytes:
+    """One event of a stream of chat completions."""
+    choices = [] if empty else [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]
+    usage = None if used is None else {"prompt_tokens": 9, "completion_tokens": used, "total_tokens": 9 + used}
+    head = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4o"}
+    return b"data: " + json.dumps({**head, "choices": choices, "usage": usage}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Body(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """Pieces on the wire; an exception among them breaks it."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
+        self._pieces = pieces
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self:
+            yield piece
+
+
+Serve = Callable[[httpx.Request], httpx.Response]
+
+
+def serving(*pieces: bytes | Exception, label: str = "application/json", status: int = 200) -> Serve:
+    """A provider that always answers so."""
+    return lambda request: httpx.Response(status, headers={"content-type": label}, stream=Body(*pieces))
+
+
+def client_of(guard: Guard, serve: Serve) -> Any:
+    """A guarded client of OpenAI's, of a provider that is a function."""
+    transport = httpx.Client(transport=httpx.MockTransport(serve))
+    return guard.wrap(openai.OpenAI(api_key="test", max_retries=0, http_client=transport))
+
+
+def _async_client_of(guard: Guard, serve: Serve) -> Any:
+    transport = httpx.AsyncClient(transport=httpx.MockTransport(serve))
+    return guard.wrap(openai.AsyncOpenAI(api_key="test", max_retries=0, http_client=transport))
+
+
+@KINDS
+@pytest.mark.parametrize("how", ["unread", "partly", "raw"])
+def test_an_answer_that_nobody_read_to_its_end_is_booked_as_reserved(
+    guard: Guard, how: str, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Looking at the headers is no way around a budget."""
+    serve = serving(WHOLE[:30], WHOLE[30:])
+
+    async def look() -> None:
+        async with (
+            _async_client_of(guard, serve) as client,
+            client.chat.completions.with_streaming_response.create(**CHAT) as response,
+        ):
+            if how == "partly":
+                await anext(aiter(response.iter_bytes(7)))
+            elif how == "raw":
+                assert [piece async for piece in response.http_response.aiter_raw()]
+
+    if is_async:
+        asyncio.run(look())
+    else:
+        with client_of(guard, serve).chat.completions.with_streaming_response.create(**CHAT) as response:
+            if how == "partly":
+                next(iter(response.iter_bytes(7)))
+            elif how == "raw":
+                assert list(response.http_response.iter_raw())
+    assert (guard.usage().spent, guard.usage().reserved) == (ALL, 0)
+    assert "nobody said what the call" in caplog.text
+
+
+def test_anthropic_s_answer_that_nobody_read_is_booked_as_reserved(guard: Guard, model_server: ModelServer) -> None:
+    """As OpenAI's."""
+    with guard.wrap(model_server.anthropic()).messages.with_streaming_response.create(**MESSAGE):
+        pass
+    assert guard.usage().spent == ALL
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", WHOLE[:-3], b"null", b"[]", b""], ids=["html", "cut", "null", "list", "empty"]
+)
+def test_an_answer_that_is_not_what_was_asked_for_is_booked_as_reserved(
+    guard: Guard, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page of a proxy says nothing of what the provider behind it bills."""
+    client_of(guard, serving(body)).post("/chat/completions", body=CHAT, cast_to=httpx.Response)
+    assert guard.usage().spent == ALL
+    assert "nobody said what the call" in caplog.text
+
+
+@KINDS
+@pytest.mark.parametrize("label", ["text/plain", "Text/Event-Stream", "application/octet-stream", "application/json"])
+def test_a_stream_is_told_by_its_bytes(guard: Guard, label: str, is_async: bool) -> None:
+    """Whatever a proxy calls it: it is metered exactly, and the event that was asked for is hidden."""
+    serve = serving(chunk("Hi"), chunk(finish="stop"), chunk(used=20, empty=True), DONE, label=label)
+
+    async def read() -> list[Any]:
+        async with _async_client_of(guard, serve) as client:
+            return [event async for event in await client.chat.completions.create(**CHAT, stream=True)]
+
+    if is_async:
+        seen = asyncio.run(read())
+    else:
+        seen = list(client_of(guard, serve).chat.completions.create(**CHAT, stream=True))
+    assert [bool(event.choices) for event in seen] == [True, True]
+    assert guard.usage().spent == ALL / 5
+
+
+def test_a_server_that_does_not_stream_is_metered_too(guard: Guard) -> None:
+    """It answers as a whole what was asked for as a stream."""
+    client = client_of(guard, serving(b" \n", WHOLE[:30], WHOLE[30:]))
+    with client.chat.completions.with_streaming_response.create(**CHAT, stream=True) as response:
+        assert json.loads(response.read()) == json.loads(WHOLE)
+    assert guard.usage().spent == ALL / 5
