@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -104,6 +105,8 @@ class LlmCall:
         self._call: Call | None = None
         self._claim: Claim | None = None
         self._record: CallRecord | None = None
+        self._handling: BaseException | None = None
+        self._answers = False
         self._started_us = 0
         self._booked: UsageRecord | None = None
         self._busy = ExitStack()
@@ -210,6 +213,7 @@ class LlmCall:
         A stream that somebody holds on to may never end, and a model's answer is nothing that must be undone.
         """
         reaper.be_ready()
+        self._answers = True
         self._busy.close()
 
     def abandon(self, first: Callable[[], None] = lambda: None) -> None:
@@ -257,6 +261,7 @@ class LlmCall:
 
     async def begin(self, backend: Backend) -> None:
         """Reserve what it may cost; raises ``BudgetExceeded``, ``PolicyDenied``, ``RunClosed`` or ``StoreError``."""
+        self._handling = sys.exception()
         if self._call is not None:
             raise ConfigurationError("this call of a model was made already; make another with guard.llm_call(...)")
         if self._limit_output and self.demand.output_tokens is None:
@@ -347,7 +352,7 @@ class LlmCall:
         """How it ended, and what is booked for it."""
         if self._usage is not None:
             return Ended(state=CallState.DONE, value=_told(self._usage)), self._spent(self._usage)
-        if error is not None and (isinstance(error, Refused) or never_happened(error)):
+        if error is not None and self._is_free(error):
             return Ended(state=CallState.FAILED, error=error), ONLY_COUNTED
         if error is not None:
             return Ended(state=CallState.UNKNOWN, error=error), self._as_reserved()
@@ -355,6 +360,10 @@ class LlmCall:
             "nobody said what the call %s of %r used; it is booked with all it had reserved", self.id, self.model
         )
         return Ended(state=CallState.DONE), self._as_reserved()
+
+    def _is_free(self, error: BaseException) -> bool:
+        """Whether ``error`` proves that nothing is billed: nothing does once an answer has begun."""
+        return not self._answers and (isinstance(error, Refused) or never_happened(error, self._handling))
 
     def _spent(self, usage: Usage) -> Spent:
         cost = self._cost or self._prices.price_of(self.model, usage, self.provider)

@@ -98,6 +98,32 @@ def test_an_error_costs_what_it_may_have_cost(guard: Guard, error: Any, state: s
     assert guard.runs.get("r").status == "failed"  # nothing to undo, and nobody is waited for
 
 
+def test_an_answer_that_has_begun_costs_whatever_ends_it(guard: Guard) -> None:
+    """A refusal in the middle of a stream is of something else."""
+    with (
+        pytest.raises(ConnectionRefusedError),
+        guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call,
+    ):
+        call.streams()
+        raise ConnectionRefusedError
+    assert guard.usage(model="cheap").spent == Decimal("0.006")
+
+
+def test_what_was_handled_before_is_no_proof(guard: Guard) -> None:
+    """An error of the user's own is no evidence, and neither is what it was raised in the handling of."""
+
+    def ask() -> None:
+        with guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500):
+            raise ValueError("whatever")
+
+    with pytest.raises(ValueError, match="whatever"):
+        try:
+            raise ConnectionRefusedError
+        except ConnectionRefusedError:
+            ask()
+    assert guard.usage(model="cheap").spent == Decimal("0.006")
+
+
 def test_nobody_has_to_decide_about_a_model_s_call(guard: Guard, ledger: Path) -> None:
     """In doubt is how it ended, not what to do: it is on record and booked, not open, and asks nobody anything."""
     from click.testing import CliRunner

@@ -154,3 +154,75 @@ def test_a_server_that_does_not_stream_is_metered_too(guard: Guard) -> None:
     with client.chat.completions.with_streaming_response.create(**CHAT, stream=True) as response:
         assert json.loads(response.read()) == json.loads(WHOLE)
     assert guard.usage().spent == ALL / 5
+
+
+# -- errors that prove nothing ---------------------------------------------------------------------------------------
+
+TIMEOUT = httpx.ReadTimeout("too long")
+LOST = httpx.RemoteProtocolError("the line is cut")
+
+
+def _refused_then(error: Exception | None) -> Serve:
+    """A provider that refuses the first request, and loses the next, or breaks its stream."""
+    answers = [httpx.Response(429, json={})]
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        if answers:
+            return answers.pop()
+        if error is not None:
+            raise error
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(chunk("Hi"), LOST))
+
+    return serve
+
+
+@KINDS
+@pytest.mark.parametrize("error", [TIMEOUT, LOST, None], ids=["timeout", "cut", "stream"])
+def test_what_is_being_handled_proves_nothing_for_the_next_request(
+    guard: Guard, error: Exception | None, is_async: bool
+) -> None:
+    """A refusal of one model says nothing of the one that is asked instead of it."""
+    serve, more = _refused_then(error), {"stream": error is None}
+
+    async def fall_back() -> None:
+        async with _async_client_of(guard, serve) as client:
+            try:
+                await client.chat.completions.create(**CHAT)
+            except openai.RateLimitError:
+                stream = await client.chat.completions.create(**CHAT, **more)
+                assert [event async for event in stream]
+
+    def fall_back_now() -> None:
+        client = client_of(guard, serve)
+        try:
+            client.chat.completions.create(**CHAT)
+        except openai.RateLimitError:
+            assert list(client.chat.completions.create(**CHAT, **more))
+
+    with pytest.raises((openai.APIConnectionError, httpx.RemoteProtocolError)):
+        asyncio.run(fall_back()) if is_async else fall_back_now()
+    assert (guard.usage().spent, guard.usage().reserved) == (ALL, 0)
+    assert sorted(call.state for call in guard.calls.list(open=False)) == ["failed", "unknown"]
+
+
+def test_a_retry_in_the_block_of_a_call_may_be_billed(guard: Guard) -> None:
+    """The error that left decides, not the one before it."""
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        guard.llm_call("gpt-4o", input_tokens=1, max_output_tokens=100),
+    ):
+        try:
+            raise ConnectionRefusedError
+        except ConnectionRefusedError:
+            raise LOST  # noqa: B904 - as a retry raises
+    assert guard.usage().spent == ALL
+
+
+@pytest.mark.parametrize(
+    ("status", "spent"), [(408, ALL), (504, ALL), (524, ALL), (401, 0), (429, 0), (500, 0), (503, 0)]
+)
+def test_a_gateway_s_timeout_is_no_refusal(guard: Guard, status: int, spent: Decimal) -> None:
+    """The provider behind it may go on, and bill."""
+    with pytest.raises(openai.APIStatusError):
+        client_of(guard, serving(b"{}", status=status)).chat.completions.create(**CHAT)
+    assert (guard.usage().spent, guard.usage().reserved) == (spent, 0)
