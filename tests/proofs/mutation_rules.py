@@ -3525,4 +3525,16 @@ RULES: Final[tuple[Rule, ...]] = (
         new="        return (",
         tests=(_METERING + "test_an_answer_that_has_begun_costs_whatever_ends_it",),
     ),
+    Rule(
+        section="(c) 6",
+        rule="A running count is not what a stream cost.",
+        file="src/sagaspan/llm/streams.py",
+        old="return self.usage if self.is_over or self.told_after >= choices else None",
+        new="return self.usage",
+        tests=(
+            _UNREADABLE + "test_a_running_count_of_a_stream_that_did_not_end_is_not_what_it_cost",
+            "tests/llm/test_streams.py::test_a_running_count_is_not_final",
+            "tests/llm/test_streams.py::test_a_running_count_of_anthropic_is_not_final",
+        ),
+    ),
 )

@@ -226,3 +226,59 @@ def test_a_gateway_s_timeout_is_no_refusal(guard: Guard, status: int, spent: Dec
     with pytest.raises(openai.APIStatusError):
         client_of(guard, serving(b"{}", status=status)).chat.completions.create(**CHAT)
     assert (guard.usage().spent, guard.usage().reserved) == (spent, 0)
+
+
+# -- streams that do not end -----------------------------------------------------------------------------------------
+
+RUNNING = (chunk("a", used=1), chunk("b", used=2), chunk("c", used=3))
+
+
+@KINDS
+@pytest.mark.parametrize("how", ["closed", "broken"])
+def test_a_running_count_of_a_stream_that_did_not_end_is_not_what_it_cost(
+    guard: Guard, how: str, is_async: bool
+) -> None:
+    """Servers that say with each chunk what was used so far bill for what nobody read, too."""
+    serve = serving(*RUNNING, LOST if how == "broken" else DONE, label="text/event-stream")
+
+    def read() -> None:
+        stream = client_of(guard, serve).chat.completions.create(**CHAT, stream=True)
+        if how == "closed":
+            next(stream)
+            stream.close()
+        else:
+            list(stream)
+
+    async def aread() -> None:
+        async with _async_client_of(guard, serve) as client:
+            stream = await client.chat.completions.create(**CHAT, stream=True)
+            if how == "closed":
+                await anext(stream)
+                await stream.close()
+            else:
+                assert [event async for event in stream]
+
+    try:
+        asyncio.run(aread()) if is_async else read()
+    except httpx.RemoteProtocolError:
+        assert how == "broken"
+    assert (guard.usage().spent, guard.usage().reserved) == (ALL, 0)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [(chunk(finish="stop", used=20),), (chunk(finish="stop"), chunk(used=20, empty=True)), (chunk(used=20), DONE)],
+)
+def test_the_last_count_of_a_stream_that_ended_is_what_it_cost(guard: Guard, end: tuple[bytes, ...]) -> None:
+    """Whichever way the server says that this is all."""
+    serve = serving(*RUNNING, *end, label="text/event-stream")
+    list(client_of(guard, serve).chat.completions.create(**CHAT, stream=True))
+    assert guard.usage().spent == ALL / 5
+
+
+def test_more_than_was_reserved_is_booked_as_it_was_said(guard: Guard) -> None:
+    """A server that pays no heed to the limit, and breaks."""
+    serve = serving(chunk("a", used=900), LOST, label="text/event-stream")
+    with pytest.raises(httpx.RemoteProtocolError):
+        list(client_of(guard, serve).chat.completions.create(**CHAT, stream=True))
+    assert guard.usage().spent == ALL * 9
