@@ -264,7 +264,8 @@ class LlmCall:
         self._handling = sys.exception()
         if self._call is not None:
             raise ConfigurationError("this call of a model was made already; make another with guard.llm_call(...)")
-        if self._limit_output and self.demand.output_tokens is None:
+        # Who only observes would have the answer cut for a budget that refuses nothing.
+        if self._limit_output and self.demand.output_tokens is None and not self._engine.limits.observes:
             await self._limit(backend)
         call = self._make_call(backend)
         bound = self._prices.bound(self.model, self.demand, self.provider)

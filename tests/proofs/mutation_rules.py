@@ -3537,4 +3537,20 @@ RULES: Final[tuple[Rule, ...]] = (
             "tests/llm/test_streams.py::test_a_running_count_of_anthropic_is_not_final",
         ),
     ),
+    Rule(
+        section="(c) 3",
+        rule="Of two limits the larger one bounds a request.",
+        file=_DEMANDS,
+        old="    return max((limit for limit in given",
+        new="    return min((limit for limit in given",
+        tests=(_REQUESTS + "test_the_larger_of_two_limits_counts",),
+    ),
+    Rule(
+        section="design 4.6",
+        rule="Who only observes changes no limit of a request.",
+        file=_LLM,
+        old=" and not self._engine.limits.observes:",
+        new=":",
+        tests=(_CLIENT + "test_who_only_observes_limits_nothing",),
+    ),
 )

@@ -438,6 +438,17 @@ def test_nothing_is_limited_that_can_be_paid(guard: Guard, model_server: ModelSe
     assert bodies[2]["max_tokens"] == 100
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_only_observes_limits_nothing(ledger: str, model_server: ModelServer, stream: bool) -> None:
+    """The answer is what it would be without the guard, and the budget that it breaks is noted."""
+    with Guard(ledger, prices=FLAT, mode="observe", budget="0.0001 USD") as guard, guard.run("r", id="r"):
+        answer = guard.wrap(model_server.openai()).chat.completions.create(model="gpt-4o", messages=SAY, stream=stream)
+        assert not stream or list(answer)
+    assert not {"max_tokens", "max_completion_tokens"} & set(model_server.requests[0].body)
+    [call] = guard.runs.get("r").calls
+    assert call.observed
+
+
 def test_a_budget_of_tokens_limits_too(guard: Guard, model_server: ModelServer) -> None:
     """What is left of it, less the question."""
     guard.set_budget("model:gpt-4o", "4k tokens")
