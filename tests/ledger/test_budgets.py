@@ -266,6 +266,20 @@ def test_at_most_so_many_calls_a_run(store_url: str) -> None:
             look(2)
 
 
+def test_the_refusal_of_max_calls_says_where_it_is_raised(store_url: str) -> None:
+    """In the policy: no limit that an operator sets would change it. The run has ended."""
+    guard = Guard(store_url)
+    look = guard.tool("look", effect="read", max_calls=1)(lambda n: n)
+    with (
+        pytest.raises(BudgetExceeded, match="raise max_calls in the policy of 'look'") as caught,
+        guard.run("r", id="r"),
+    ):
+        look(1)
+        look(2)
+    assert "budgets set" not in str(caught.value)
+    assert guard.runs.get("r").reason == "budget"
+
+
 def test_a_rate_is_shared(store_url: str) -> None:
     """All guards over one store together; the error says when to try again."""
     first, second = (Guard(store_url) for _ in range(2))

@@ -3553,4 +3553,14 @@ RULES: Final[tuple[Rule, ...]] = (
         new=":",
         tests=(_CLIENT + "test_who_only_observes_limits_nothing",),
     ),
+    Rule(
+        section="(c) 6",
+        rule="A running count of LangChain's is not what an abandoned stream cost.",
+        file="adapters/sagaspan_langchain/_answers.py",
+        old="        if self._interruption is not None and not self._reasons:\n",
+        new="        if False:\n",
+        tests=(
+            "tests/adapters/langchain/test_models.py::test_a_running_count_of_an_abandoned_stream_is_not_what_it_cost",
+        ),
+    ),
 )
