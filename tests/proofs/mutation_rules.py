@@ -3563,4 +3563,12 @@ RULES: Final[tuple[Rule, ...]] = (
             "tests/adapters/langchain/test_models.py::test_a_running_count_of_an_abandoned_stream_is_not_what_it_cost",
         ),
     ),
+    Rule(
+        section="(c) 4",
+        rule="What a read in doubt reserved is spent.",
+        file="src/sagaspan/ledger/ledger.py",
+        old='        undecided = ended.state is CallState.UNKNOWN and record.effect == "read" and record.locks is None\n',
+        new="        undecided = False\n",
+        tests=("tests/ledger/test_budgets.py::test_what_a_read_in_doubt_reserved_is_spent",),
+    ),
 )
