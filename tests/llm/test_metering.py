@@ -54,6 +54,15 @@ def test_a_call_is_settled_with_what_it_used(guard: Guard, ledger: Path) -> None
     assert (record.tool, record.state) == ("chat cheap", "done")
 
 
+def test_a_run_knows_what_it_used(guard: Guard) -> None:
+    """So far, with what is left of the budget that it was given."""
+    with guard.run("r", budget="0.01 USD") as run:
+        with guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call:
+            call.settle(input_tokens=1000, output_tokens=500)
+        assert (run.usage.spent, run.usage.calls, run.usage.output_tokens) == (Decimal("0.006"), 1, 500)
+        assert (run.usage.limit, run.usage.remaining) == (Decimal("0.01"), Decimal("0.004"))
+
+
 async def test_asynchronously(guard: Guard) -> None:
     """The same with async with."""
     async with guard.llm_call("cheap", input_tokens=10, max_output_tokens=10) as call:

@@ -193,6 +193,14 @@ def test_everything_else_that_asks_a_model(guard: Guard, model_server: ModelServ
     assert set(_states(guard)) == {"done"}
 
 
+@KINDS
+def test_the_class_of_a_guarded_client_makes_no_client(guard: Guard, model_server: ModelServer, is_async: bool) -> None:
+    """It would have no guard, and whoever makes it so is told at once how to get one that has."""
+    client = guard.wrap(model_server.async_openai() if is_async else model_server.openai())
+    with pytest.raises(ConfigurationError, match=r"guard\.wrap\((Async)?OpenAI\(\.\.\.\)\)"):
+        type(client)(api_key="test")
+
+
 def test_a_compressed_answer_is_read_too(guard: Guard, model_server: ModelServer) -> None:
     """Where the provider compresses a stream, its decoded bytes count."""
     model_server.compresses = True
