@@ -3571,4 +3571,28 @@ RULES: Final[tuple[Rule, ...]] = (
         new="        undecided = False\n",
         tests=("tests/ledger/test_budgets.py::test_what_a_read_in_doubt_reserved_is_spent",),
     ),
+    Rule(
+        section="design 4.6",
+        rule="What is no number reaches no tool.",
+        file="adapters/sagaspan_functions/_signatures.py",
+        old="        _check_plain(arguments)\n",
+        new="",
+        tests=(_TOOLS + "test_what_is_no_number_is_refused_of_an_api_that_parses_it",),
+    ),
+    Rule(
+        section="design 4.6",
+        rule="A field that a model writes twice is not chosen from.",
+        file="adapters/sagaspan_functions/_signatures.py",
+        old=", object_pairs_hook=_each_once)",
+        new=")",
+        tests=(_TOOLS + "test_odd_json_of_a_model_is_told_to_it",),
+    ),
+    Rule(
+        section="design 4.6",
+        rule="A text that says it is no number is none for a tool.",
+        file="adapters/sagaspan_functions/_signatures.py",
+        old=", allow_inf_nan=False)",
+        new=")",
+        tests=(_TOOLS + "test_odd_json_of_a_model_is_told_to_it",),
+    ),
 )
