@@ -3595,4 +3595,12 @@ RULES: Final[tuple[Rule, ...]] = (
         new=")",
         tests=(_TOOLS + "test_odd_json_of_a_model_is_told_to_it",),
     ),
+    Rule(
+        section="(f)",
+        rule="The third refusal of check_loop stops the run.",
+        file="src/sagaspan/_guard.py",
+        old="                    run.doom(error)\n                raise\n",
+        new="                    pass\n                raise\n",
+        tests=("tests/middleware/test_loop.py::test_the_third_refusal_of_check_loop_stops_the_run",),
+    ),
 )
