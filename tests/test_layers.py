@@ -129,7 +129,8 @@ ALLOWED = {
     "_completion": DATA | {"ledger", "_saga", "_steps"},
     "_in_flight": {"exceptions", "_fork", "ledger.records"},
     "_orphans": DATA | {"ledger", "_steps"},
-    "_run": DATA | {"ledger", "_completion", "_endings", "_in_flight", "_orphans", "_saga", "_undo", "_undone"},
+    "_run": DATA
+    | {"ledger", "_completion", "_endings", "_in_flight", "_orphans", "_saga", "_undo", "_undone", "_usage"},
     "_recovery": DATA
     | {"ledger", "_alone", "_completion", "_endings", "_retries", "_run", "_saga", "_steps", "_undone"},
     "_metrics": {"semconv", "_spans"},

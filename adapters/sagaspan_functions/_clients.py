@@ -68,11 +68,22 @@ def _without_websockets(kind: Any) -> Any:
     return kind
 
 
+def _not_made_so(self: Any, *_args: Any, **_options: Any) -> None:
+    """The ``__init__`` of a guarded class: ``guard.wrap`` copies, so only ``type(client)(...)`` comes by here."""
+    name = type(self).__name__
+    raise ConfigurationError(
+        f"type(client)(...) of a guarded {name} makes no client, since no guard is known there; use "
+        f"guard.wrap({name}(...)), or client.with_options(...)"
+    )
+
+
 @functools.cache
 def _guarded_type(kind: Any) -> Any:
     is_async = bool(_is_async(kind))
 
     class Guarded(kind):  # type: ignore[misc] # whatever client was wrapped
+        __init__ = _not_made_so
+
         @property
         def _client(self) -> Any:
             return watched(vars(self)["_client"], is_async=is_async)

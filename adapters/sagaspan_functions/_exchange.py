@@ -186,7 +186,9 @@ class Exchange:
 
     def _metered(self, call: LlmCall, response: Any) -> Any:
         call.streams()
-        is_stream = "text/event-stream" in response.headers.get("content-type", "")
+        # What a proxy writes on it does not matter: the SDK reads events where it asked for them.
+        labelled = "text/event-stream" in response.headers.get("content-type", "").lower()
+        is_stream = labelled or bool(self._arguments.get("stream"))
         return metered(response, Meter(call, is_stream=is_stream, hides_usage=self._hides_usage and is_stream))
 
 

@@ -21,7 +21,7 @@ from sagaspan.llm.transcript import Transcript
 
 _METER: Final = "_sagaspan_meter"
 _BLANK: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_SAYS: Final = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"')
+_SAYS: Final = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"|"message_stop"|\[DONE\]')
 """Whether an event is worth parsing; in a text that the model wrote the quotes would be escaped."""
 
 
@@ -36,6 +36,7 @@ class Meter:
         self.ended = False
         self.pulling = False
         self._is_stream = is_stream
+        self._looked = False
         self._hides_usage = hides_usage
         self._said = StreamUsage()
         self._transcript = Transcript() if is_stream and call.tells else None
@@ -43,12 +44,20 @@ class Meter:
 
     def feed(self, data: bytes) -> bytes:
         """Read ``data``; what of it (and of what was held back) the SDK is to see."""
+        self._look_at(data)
         if not self._is_stream:
             self._rest += data
             return data
         *events, self._rest = self._split(self._rest + data)
         seen = [event for event in events if not self._read(event)]
         return b"".join(seen) if self._hides_usage else data
+
+    def _look_at(self, first: bytes) -> None:
+        """Tell by the ``first`` byte that says anything whether these are events: some servers answer as a whole."""
+        if not self._looked and (start := first.lstrip()[:1]):
+            self._looked = True
+            if start == b"{":
+                self._is_stream = self._hides_usage = False
 
     def rest(self) -> bytes:
         """What was held back for a blank line that never came."""
@@ -64,7 +73,10 @@ class Meter:
         if self._transcript is None and not _SAYS.search(event):
             return False
         lines = (line.removeprefix(b"data:") for line in event.splitlines() if line.startswith(b"data:"))
-        data = _parsed(b"\n".join(lines))
+        text = b"\n".join(lines)
+        if text.strip() == b"[DONE]":
+            self._said = replace(self._said, is_over=True)
+        data = _parsed(text)
         if not isinstance(data, dict):
             return False
         self._said = self._said.after(data)
@@ -86,12 +98,16 @@ class Meter:
         reasons = self._said.finish_reasons
         said = None if self._transcript is None else self._transcript.messages(reasons)
         self.call.messages(output=said, finish_reasons=reasons)
-        if self._said.usage is not None:
-            settle(self.call, self._said.usage)
+        choices = self.call.demand.choices
+        usage, most = self._said.final(choices), self.call.most_output * choices
+        if usage is not None:
+            settle(self.call, usage)
         elif self._said.started is not None:
             # Anthropic says first what went in; what came out of a stream that was dropped nobody knows.
-            most = self.call.most_output * self.call.demand.choices
-            settle(self.call, replace(self._said.started, output_tokens=max(most, self._said.started.output_tokens)))
+            running = self._said.usage or self._said.started
+            settle(self.call, replace(running, output_tokens=max(most, running.output_tokens)))
+        elif self._said.usage is not None and self._said.usage.output_tokens > most:
+            settle(self.call, self._said.usage)  # more than was reserved, and that much is sure
 
     def end(self, error: BaseException | None = None) -> None:
         """The answer is over, because of ``error`` or as it should be."""

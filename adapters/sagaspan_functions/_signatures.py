@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -13,7 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from sagaspan import ConfigurationError
 from sagaspan.adapters import Tool
 
-_CONFIG: Final = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+# What is no number fits every comparison of an approval's expression, or none.
+_CONFIG: Final = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+_DEEPEST: Final = 90
+"""Levels of a model's arguments; a record takes hardly more."""
 
 
 class Misfit(ValueError):
@@ -51,16 +55,48 @@ class Parameters:
         """The arguments that a model gave, as JSON text or a mapping, as the function takes them; raises ``Misfit``."""
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments or "{}")
+                arguments = json.loads(arguments or "{}", object_pairs_hook=_each_once)
+            except RecursionError:
+                raise Misfit(_TOO_DEEP) from None
             except ValueError as error:
                 raise Misfit(f"the arguments are no JSON: {error}") from None
         if not isinstance(arguments, Mapping):
             raise Misfit(f"the arguments are a {type(arguments).__name__}, not an object")
+        _check_plain(arguments)
         try:
             filled = self._model.model_validate(dict(arguments))
         except ValidationError as error:
             raise Misfit("; ".join(_sentence(problem) for problem in error.errors())) from None
         return {self._names[field]: getattr(filled, field) for field in self._names if field in filled.model_fields_set}
+
+
+_TOO_DEEP: Final = f"the arguments are no JSON that is taken: they are nested deeper than {_DEEPEST} levels"
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose fields differ: of two that are equal, an approver may read one and the tool get the other."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has the same field twice")
+    return found
+
+
+def _check_plain(value: Any, depth: int = 0) -> None:
+    """Refuse what a parser of JSON may let pass, and no record, and no approval, can be made of."""
+    if depth > _DEEPEST:
+        raise Misfit(_TOO_DEEP)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Misfit(f"the arguments are no JSON: {value} is no number")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise Misfit("the arguments are no JSON: a text has half a surrogate pair") from None
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_plain(item, depth + 1)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

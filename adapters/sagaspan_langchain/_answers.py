@@ -91,6 +91,8 @@ class Answer:
         if self._chunks:
             said = [_said(_merged(*self._chunks))]
         self._call.messages(output=said, finish_reasons=self._reasons)
+        if self._interruption is not None and not self._reasons:
+            return  # what a stream that was dropped has said so far is no final count
         _tell(self._call, self._usage, self._metadata)
 
 

@@ -683,7 +683,8 @@ class Guard:
 
         ``allowed`` None: as for tools whose policy does not say (5, or ``SAGASPAN_LOOP``). Counted are equal calls
         among the latest 64 of the run in force (else of this guard's session), with whatever result; the error has
-        ``count`` and ``signature``.
+        ``count`` and ``signature``. The third refusal stops the run, whoever handles the error. Nothing is recorded:
+        a run that is resumed begins to count anew. Raises ``ConfigurationError`` for ``args`` that are no mapping.
         """
         run = self.current_run()
         most = self._engine.loop if allowed is None else allowed
@@ -691,6 +692,8 @@ class Guard:
             check_loop(self._engine.signals if run is None else run.signals, tool, args or {}, most)
         except LoopDetected as error:
             if self.mode != "observe":
+                if run is not None and error.stops:
+                    run.doom(error)
                 raise
             _log.info("observed only: %s", error)
 

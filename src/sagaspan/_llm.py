@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -54,6 +55,7 @@ _MOST_OUTPUT: Final = 1_000_000
 """Output tokens that a model without a known limit is assumed to give at most."""
 
 
+_NOT_GIVEN: Final = object()
 _COUNTS: Final = tuple(field.name for field in fields(Usage))
 OPERATIONS: Final = (
     semconv.OPERATION_CHAT, semconv.OPERATION_EMBEDDINGS, semconv.OPERATION_GENERATE, semconv.OPERATION_COMPLETE,
@@ -103,6 +105,8 @@ class LlmCall:
         self._call: Call | None = None
         self._claim: Claim | None = None
         self._record: CallRecord | None = None
+        self._handling: BaseException | None = None
+        self._answers = False
         self._started_us = 0
         self._booked: UsageRecord | None = None
         self._busy = ExitStack()
@@ -132,14 +136,20 @@ class LlmCall:
         """What it cost, once ``settle`` was told what it used."""
         return self._cost
 
-    def settle(self, response: Any = None, /, **counts: Any) -> Price:
+    def settle(self, response: Any = _NOT_GIVEN, /, **counts: Any) -> Price:
         """Say what the call used: the provider's response (or its usage), or the fields of ``Usage``.
 
-        It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``.
+        It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``,
+        also for a response that says nothing, as None: what is unknown is not nothing.
         """
-        if response is not None:
+        if response is _NOT_GIVEN and not counts:
+            raise ConfigurationError(
+                f"settle() does not say what the call of {self.model!r} used; "
+                "pass the response, or input_tokens= and output_tokens="
+            )
+        if response is not _NOT_GIVEN:
             self.messages(output=response, finish_reasons=said.reasons(response))
-        usage = Usage(**counts) if response is None else read_usage(response)
+        usage = Usage(**counts) if response is _NOT_GIVEN else read_usage(response)
         if usage is None:
             raise ConfigurationError(
                 f"the {type(response).__name__} does not say what the call of {self.model!r} used; "
@@ -203,6 +213,7 @@ class LlmCall:
         A stream that somebody holds on to may never end, and a model's answer is nothing that must be undone.
         """
         reaper.be_ready()
+        self._answers = True
         self._busy.close()
 
     def abandon(self, first: Callable[[], None] = lambda: None) -> None:
@@ -250,9 +261,11 @@ class LlmCall:
 
     async def begin(self, backend: Backend) -> None:
         """Reserve what it may cost; raises ``BudgetExceeded``, ``PolicyDenied``, ``RunClosed`` or ``StoreError``."""
+        self._handling = sys.exception()
         if self._call is not None:
             raise ConfigurationError("this call of a model was made already; make another with guard.llm_call(...)")
-        if self._limit_output and self.demand.output_tokens is None:
+        # Who only observes would have the answer cut for a budget that refuses nothing.
+        if self._limit_output and self.demand.output_tokens is None and not self._engine.limits.observes:
             await self._limit(backend)
         call = self._make_call(backend)
         bound = self._prices.bound(self.model, self.demand, self.provider)
@@ -340,7 +353,7 @@ class LlmCall:
         """How it ended, and what is booked for it."""
         if self._usage is not None:
             return Ended(state=CallState.DONE, value=_told(self._usage)), self._spent(self._usage)
-        if error is not None and (isinstance(error, Refused) or never_happened(error)):
+        if error is not None and self._is_free(error):
             return Ended(state=CallState.FAILED, error=error), ONLY_COUNTED
         if error is not None:
             return Ended(state=CallState.UNKNOWN, error=error), self._as_reserved()
@@ -348,6 +361,10 @@ class LlmCall:
             "nobody said what the call %s of %r used; it is booked with all it had reserved", self.id, self.model
         )
         return Ended(state=CallState.DONE), self._as_reserved()
+
+    def _is_free(self, error: BaseException) -> bool:
+        """Whether ``error`` proves that nothing is billed: nothing does once an answer has begun."""
+        return not self._answers and (isinstance(error, Refused) or never_happened(error, self._handling))
 
     def _spent(self, usage: Usage) -> Spent:
         cost = self._cost or self._prices.price_of(self.model, usage, self.provider)

@@ -15,6 +15,10 @@ from sagaspan.middleware.loop import refusal
 
 def check_loop(signals: Signals, tool: str, args: Mapping[str, Any], allowed: int | Literal[False]) -> None:
     """Count one call; raises ``LoopDetected`` if it is one too many, or ``ConfigurationError``."""
+    if not isinstance(args, Mapping):
+        raise ConfigurationError(
+            f"check_loop({tool!r}): its arguments are a {type(args).__name__}; pass a mapping of names to values"
+        )
     try:
         digest = fingerprint([tool, codecs.to_json(dict(args))])
     except codecs.Unencodable as problem:

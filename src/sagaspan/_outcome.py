@@ -22,6 +22,12 @@ _UNSURE_STATUS: Final = frozenset({408, 409, 425})
 _CONNECT_TIMEOUTS: Final = frozenset({"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError"})
 _CONNECT_FAILURES: Final = frozenset({"NewConnectionError", "NameResolutionError", "ClientConnectorError"})
 _CLIENTS: Final = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "aiohttp", "botocore"})
+_BROKEN: Final = frozenset({
+    "ReadTimeout", "WriteTimeout", "ReadError", "WriteError", "RemoteProtocolError", "ReadTimeoutError",
+    "ProtocolError", "ServerDisconnectedError", "ChunkedEncodingError", "ClientPayloadError", "ConnectionClosedError",
+})  # fmt: skip
+_TIMEOUTS: Final = frozenset({408, 499, 504, 524})
+"""What a gateway answers while the provider behind it may go on, and bill."""
 _STATUS_NAMES: Final = ("status_code", "http_status", "status")
 _LOST: Final = (TimeoutError, ConnectionError)
 _RAISE: Final = dis.opmap["RAISE_VARARGS"]
@@ -61,16 +67,24 @@ def _proves_nothing_happened(error: BaseException, policy: Policy, module: str, 
     return len(chain) == 1 and _raised_by(module, error)
 
 
-def never_happened(error: BaseException) -> bool:
+def never_happened(error: BaseException, handling: BaseException | None) -> bool:
     """Whether ``error``, of a client that asked a model, proves that nothing is billed.
 
-    Providers bill for answers: a request that was not sent, or that an HTTP status refused, costs nothing.
+    Providers bill for answers: a request that was not sent, or that an HTTP status refused, costs nothing. A gateway's
+    timeout is no refusal. ``handling`` is what was being handled before it was asked: it is of another request.
     """
     try:
-        links = list(_chain(error, None))
-        return any(isinstance(link, NotApplied) or _never_sent(link) or (_status(link) or 0) >= 400 for link in links)
+        for link in _chain(error, handling):  # the outermost that says anything decides, as of a tool
+            status = _status(link)
+            if isinstance(link, NotApplied) or _never_sent(link):
+                return True
+            if status is not None and status >= 400:
+                return status not in _TIMEOUTS
+            if isinstance(link, _LOST) or _is_of_client(link, _BROKEN):
+                return False
     except Exception:  # noqa: BLE001 - an error's own property that breaks proves nothing
         return False
+    return False
 
 
 def _chain(error: BaseException, handling: BaseException | None) -> Iterator[BaseException]:
@@ -86,11 +100,12 @@ def _chain(error: BaseException, handling: BaseException | None) -> Iterator[Bas
 def _never_sent(error: BaseException) -> bool:
     if isinstance(error, ConnectionRefusedError | socket.gaierror):
         return True
+    return _is_of_client(error, _CONNECT_TIMEOUTS | _CONNECT_FAILURES)
+
+
+def _is_of_client(error: BaseException, names: frozenset[str]) -> bool:
     kinds = type(error).__mro__
-    return any(
-        kind.__name__ in _CONNECT_TIMEOUTS | _CONNECT_FAILURES and kind.__module__.partition(".")[0] in _CLIENTS
-        for kind in kinds
-    )
+    return any(kind.__name__ in names and kind.__module__.partition(".")[0] in _CLIENTS for kind in kinds)
 
 
 def _refused(error: BaseException) -> bool:

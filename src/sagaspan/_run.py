@@ -37,6 +37,7 @@ from sagaspan._orphans import orphans_of
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
 from sagaspan._undone import Undone, undecided
+from sagaspan._usage import Spending, spending_of
 from sagaspan.exceptions import (
     BudgetExceeded,
     CompensationFailed,
@@ -160,6 +161,14 @@ class Run:
         if not self.record.on_record:
             return ()
         return tuple(call_info(call) for call in self.engine.store.calls_of(self.record.namespace, self.record.id))
+
+    @property
+    def usage(self) -> Spending:
+        """What its own calls used so far, and what is left of its budget of money; see ``guard.usage(run=...)``.
+
+        Raises ``StoreError``.
+        """
+        return spending_of(self.engine, {"run": self.id}, None, own=self.purse[0][1])
 
     @property
     def orphans(self) -> tuple[CallInfo, ...]:

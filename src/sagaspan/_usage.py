@@ -44,8 +44,17 @@ class Spending:
     unpriced: int = 0
 
 
-def spending_of(engine: Engine, which: Mapping[str, str], since: dt.timedelta | dt.datetime | None) -> Spending:
-    """The spending of all calls that fit ``which`` (kinds of scopes and names); see ``Guard.usage``."""
+def spending_of(
+    engine: Engine,
+    which: Mapping[str, str],
+    since: dt.timedelta | dt.datetime | None,
+    *,
+    own: tuple[Budget, ...] | None = None,
+) -> Spending:
+    """The spending of all calls that fit ``which`` (kinds of scopes and names); see ``Guard.usage``.
+
+    ``own`` are the budgets that a run was given, None for those that the guard gives to every run.
+    """
     totals = engine.store.usage_of(engine.namespace, which, since_us=since_us(since))
     found = _spending(totals[0] if totals else UsageTotals())
     if len(which) != 1:
@@ -54,7 +63,7 @@ def spending_of(engine: Engine, which: Mapping[str, str], since: dt.timedelta | 
     engine.limits.reload()
     budgets = engine.limits.of(scope)
     if scope.startswith("run:"):
-        budgets = (*budgets, *engine.budget)
+        budgets = (*budgets, *(engine.budget if own is None else own))
     return _with_budgets(engine, scope, budgets, found)
 
 

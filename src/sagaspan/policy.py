@@ -164,7 +164,7 @@ class Policy(DeclaredModel):
     ``cost``        what a call costs: ``"0.05 USD"``, or a function of arguments and ``result`` that gives US dollars;
                     it is asked before the call for the most it can cost (``result`` is None then), and after it
     ``rate``        ``"10/minute"``: calls of this tool by all processes together; more are refused (``RateLimited``)
-    ``max_calls``   at most so many calls of this tool a run
+    ``max_calls``   at most so many calls of this tool a run; one more ends it, as a budget does (``BudgetExceeded``)
     ``loop``        how many equal calls with equal results in a row a run may make (5); ``False``: any number
     ``redact``      argument and result fields that are never recorded or shown, only a keyed hash of them: ``"card"``,
                     ``"customer.ssn"``, ``"result.token"``, ``"**.password"``; sources only add to each other

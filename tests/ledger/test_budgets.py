@@ -266,6 +266,38 @@ def test_at_most_so_many_calls_a_run(store_url: str) -> None:
             look(2)
 
 
+def test_the_refusal_of_max_calls_says_where_it_is_raised(store_url: str) -> None:
+    """In the policy: no limit that an operator sets would change it. The run has ended."""
+    guard = Guard(store_url)
+    look = guard.tool("look", effect="read", max_calls=1)(lambda n: n)
+    with (
+        pytest.raises(BudgetExceeded, match="raise max_calls in the policy of 'look'") as caught,
+        guard.run("r", id="r"),
+    ):
+        look(1)
+        look(2)
+    assert "budgets set" not in str(caught.value)
+    assert guard.runs.get("r").reason == "budget"
+
+
+def test_what_a_read_in_doubt_reserved_is_spent(store_url: str) -> None:
+    """Nobody will decide about it, so nothing would ever end the reservation."""
+    with Guard(store_url, budgets={"user:*": "0.25 USD"}) as guard:
+
+        @guard.tool(effect="read", cost="0.1 USD")
+        def search(query: str) -> str:
+            raise ConnectionError(query)
+
+        for query in ("a", "b"):
+            with pytest.raises(ConnectionError), guard.run("r", user="1"):
+                search(query)
+        [budget] = guard.budgets.list()
+        assert (str(budget.spent), str(budget.reserved)) == ("0.2", "0")
+        assert guard.budgets.fsck() == []
+        with pytest.raises(BudgetExceeded), guard.run("r", user="1"):
+            search("c")
+
+
 def test_a_rate_is_shared(store_url: str) -> None:
     """All guards over one store together; the error says when to try again."""
     first, second = (Guard(store_url) for _ in range(2))

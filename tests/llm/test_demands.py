@@ -239,3 +239,9 @@ def test_whatever_is_sent_has_a_demand(content: Any) -> None:
     """Nonsense is the API's to refuse; counting it does not fail."""
     for read in (chat_demand, responses_demand, embeddings_demand, messages_demand):
         assert isinstance(read({"messages": content, "input": content, "tools": content, "system": content}), Demand)
+
+
+def test_the_larger_of_two_limits_counts() -> None:
+    """Servers differ in which of the two they heed."""
+    for small, large in (("max_completion_tokens", "max_tokens"), ("max_tokens", "max_completion_tokens")):
+        assert chat_demand({"messages": [], small: 10, large: 100_000}).output_tokens == 100_000

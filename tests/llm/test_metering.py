@@ -54,6 +54,15 @@ def test_a_call_is_settled_with_what_it_used(guard: Guard, ledger: Path) -> None
     assert (record.tool, record.state) == ("chat cheap", "done")
 
 
+def test_a_run_knows_what_it_used(guard: Guard) -> None:
+    """So far, with what is left of the budget that it was given."""
+    with guard.run("r", budget="0.01 USD") as run:
+        with guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call:
+            call.settle(input_tokens=1000, output_tokens=500)
+        assert (run.usage.spent, run.usage.calls, run.usage.output_tokens) == (Decimal("0.006"), 1, 500)
+        assert (run.usage.limit, run.usage.remaining) == (Decimal("0.01"), Decimal("0.004"))
+
+
 async def test_asynchronously(guard: Guard) -> None:
     """The same with async with."""
     async with guard.llm_call("cheap", input_tokens=10, max_output_tokens=10) as call:
@@ -96,6 +105,32 @@ def test_an_error_costs_what_it_may_have_cost(guard: Guard, error: Any, state: s
     found = guard.usage(model="cheap")
     assert (found.spent, found.reserved) == (Decimal(spent), 0)
     assert guard.runs.get("r").status == "failed"  # nothing to undo, and nobody is waited for
+
+
+def test_an_answer_that_has_begun_costs_whatever_ends_it(guard: Guard) -> None:
+    """A refusal in the middle of a stream is of something else."""
+    with (
+        pytest.raises(ConnectionRefusedError),
+        guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call,
+    ):
+        call.streams()
+        raise ConnectionRefusedError
+    assert guard.usage(model="cheap").spent == Decimal("0.006")
+
+
+def test_what_was_handled_before_is_no_proof(guard: Guard) -> None:
+    """An error of the user's own is no evidence, and neither is what it was raised in the handling of."""
+
+    def ask() -> None:
+        with guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500):
+            raise ValueError("whatever")
+
+    with pytest.raises(ValueError, match="whatever"):
+        try:
+            raise ConnectionRefusedError
+        except ConnectionRefusedError:
+            ask()
+    assert guard.usage(model="cheap").spent == Decimal("0.006")
 
 
 def test_nobody_has_to_decide_about_a_model_s_call(guard: Guard, ledger: Path) -> None:
@@ -168,6 +203,19 @@ def test_a_response_without_usage(guard: Guard) -> None:
         with pytest.raises(ConfigurationError, match="does not say"):
             call.settle(object())
         call.settle(input_tokens=1, output_tokens=1)
+
+
+def test_what_says_nothing_does_not_settle_with_nothing(guard: Guard) -> None:
+    """None and no counts at all are unknown, not zero: they are refused, and all is booked that was reserved."""
+    for said in ((), (None,)):
+        with (
+            pytest.raises(ConfigurationError, match="does not say what the call of 'cheap' used"),
+            guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call,
+        ):
+            call.settle(*said)
+    with pytest.raises(ConfigurationError, match="does not say"):
+        guard.llm("cheap", input_tokens=1000, max_output_tokens=500)(lambda: None)()
+    assert guard.usage(model="cheap").spent == Decimal("0.018")
 
 
 def test_a_decorated_function(guard: Guard) -> None:

@@ -130,3 +130,32 @@ def test_langchain_chunks_add_up() -> None:
 def test_events_that_say_nothing_change_nothing(event: Any) -> None:
     """Pings, errors and what nobody knows are passed over."""
     assert StreamUsage().after(event) == StreamUsage()
+
+
+def test_a_running_count_is_not_final() -> None:
+    """Only with the end of every choice, or of the stream, does it stand for what the call used."""
+    used = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    ended = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    running, whole = _chunk({"content": "a"}, used), _chunk(None, used)
+    assert _told([running])[-1].final() is None
+    assert _told([running, ended])[-1].final() is None
+    assert _told([ended, whole])[-1].final() == Usage(
+        input_tokens=5, output_tokens=3, model="gpt-4o-2024-08-06", service_tier="default"
+    )
+    assert _told([{**ended, "usage": used}])[-1].final() is not None
+    assert _told([{**ended, "usage": used}])[-1].final(choices=2) is None
+    assert _told([ended, whole])[-1].final(choices=2) is None
+
+
+def test_a_running_count_of_anthropic_is_not_final() -> None:
+    """``message_delta`` may come more than once; the last has the reason why it stopped."""
+    later = {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 10}}
+    assert _told([MESSAGES[0], later])[-1].final() is None
+    assert _told([MESSAGES[0], later, {"type": "message_stop"}])[-1].final() is not None
+    assert _told([MESSAGES[0], later, MESSAGES[-2]])[-1].final() is not None
+
+
+@pytest.mark.parametrize("events", [RESPONSES, MESSAGES], ids=["responses", "messages"])
+def test_the_count_at_the_end_is_final(events: list[Any]) -> None:
+    """Of every API."""
+    assert _told(events)[-1].final() == _told(events)[-1].usage is not None

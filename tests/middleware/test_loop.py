@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
 
-from sagaspan import Guard, LoopDetected, RunClosed
+from sagaspan import ConfigurationError, Guard, LoopDetected, RunClosed
 from sagaspan.testing import frozen_clock
 from tests.conftest import Caller
 
@@ -93,6 +94,26 @@ def test_repeats_that_the_ledger_answers_count(guard: Guard) -> None:
     with pytest.raises(LoopDetected), guard.run("r"):
         for _ in range(6):
             assert pay(1) == "paid"
+
+
+def test_the_third_refusal_of_check_loop_stops_the_run(guard: Guard) -> None:
+    """Whoever swallows the error: the next call does not run, and the run is not completed."""
+    look = guard.tool("look", effect="read")(lambda: "seen")
+    run = guard.run("r", id="r")
+    with pytest.raises(LoopDetected, match="so the run stops"), run:
+        guard.check_loop("search", {"q": "x"}, allowed=1)
+        for _ in range(3):
+            with contextlib.suppress(LoopDetected):
+                guard.check_loop("search", {"q": "x"}, allowed=1)
+        look()
+    assert (guard.runs.get("r").status, guard.runs.get("r").reason) == ("failed", "loop")
+    assert not [call for call in guard.runs.get("r").calls if call.state == "done"]
+
+
+def test_check_loop_refuses_arguments_without_names(guard: Guard) -> None:
+    """As what they are: an error of the one who wrote it."""
+    with pytest.raises(ConfigurationError, match=r"check_loop\('t'\): its arguments are a list; pass a mapping"):
+        guard.check_loop("t", ["x"])  # type: ignore[arg-type]
 
 
 def test_check_loop_counts_calls_made_elsewhere(guard: Guard) -> None:

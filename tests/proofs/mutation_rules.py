@@ -140,6 +140,7 @@ _REQUESTS = "tests/llm/test_demands.py::"
 _METERING = "tests/llm/test_metering.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
+_UNREADABLE = "tests/adapters/functions/test_unreadable.py::"
 _THREADS: Final = "tests/adapters/langchain/test_threads.py::"
 _INTERRUPTS: Final = "tests/adapters/langchain/test_interrupts.py::"
 _CONTENT = "tests/adapters/functions/test_content.py::"
@@ -3463,5 +3464,143 @@ RULES: Final[tuple[Rule, ...]] = (
         old="            wiring = replace(wiring, item=items[-1])",
         new="            pass",
         tests=(_CREW_TOOLS + "test_items_of_a_batch_within_a_run_are_separate_too",),
+    ),
+    # -- what a model's call costs when nobody says it ---------------------------------------------------------------
+    Rule(
+        section="(c) 4",
+        rule="What says nothing of a call's use settles nothing.",
+        file=_LLM,
+        old="usage = Usage(**counts) if response is _NOT_GIVEN else read_usage(response)",
+        new="usage = Usage(**counts) if response in (_NOT_GIVEN, None) else read_usage(response)",
+        tests=(
+            _UNREADABLE + "test_an_answer_that_nobody_read_to_its_end_is_booked_as_reserved",
+            _METERING + "test_what_says_nothing_does_not_settle_with_nothing",
+        ),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="No counts are not nothing.",
+        file=_LLM,
+        old="if response is _NOT_GIVEN and not counts:",
+        new="if False:",
+        tests=(_METERING + "test_what_says_nothing_does_not_settle_with_nothing",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream is metered whatever its label says.",
+        file=_EXCHANGE,
+        old='labelled or bool(self._arguments.get("stream"))',
+        new="labelled",
+        tests=(_UNREADABLE + "test_a_stream_is_told_by_its_bytes",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="What is being handled is no proof for a call of a model.",
+        file=_LLM,
+        old="        self._handling = sys.exception()\n",
+        new="",
+        tests=(_METERING + "test_what_was_handled_before_is_no_proof",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="A request that was lost may be billed, whatever was refused before it.",
+        file=_OUTCOME,
+        old="            if isinstance(link, _LOST) or _is_of_client(link, _BROKEN):\n",
+        new="            if False:\n",
+        tests=(_UNREADABLE + "test_a_retry_in_the_block_of_a_call_may_be_billed",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="The timeout of a gateway is no refusal of the provider.",
+        file=_OUTCOME,
+        old="                return status not in _TIMEOUTS\n",
+        new="                return True\n",
+        tests=(_UNREADABLE + "test_a_gateway_s_timeout_is_no_refusal",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="Nothing proves that an answer that has begun costs nothing.",
+        file=_LLM,
+        old="        return not self._answers and (",
+        new="        return (",
+        tests=(_METERING + "test_an_answer_that_has_begun_costs_whatever_ends_it",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A running count is not what a stream cost.",
+        file="src/sagaspan/llm/streams.py",
+        old="return self.usage if self.is_over or self.told_after >= choices else None",
+        new="return self.usage",
+        tests=(
+            _UNREADABLE + "test_a_running_count_of_a_stream_that_did_not_end_is_not_what_it_cost",
+            "tests/llm/test_streams.py::test_a_running_count_is_not_final",
+            "tests/llm/test_streams.py::test_a_running_count_of_anthropic_is_not_final",
+        ),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="Of two limits the larger one bounds a request.",
+        file=_DEMANDS,
+        old="    return max((limit for limit in given",
+        new="    return min((limit for limit in given",
+        tests=(_REQUESTS + "test_the_larger_of_two_limits_counts",),
+    ),
+    Rule(
+        section="design 4.6",
+        rule="Who only observes changes no limit of a request.",
+        file=_LLM,
+        old=" and not self._engine.limits.observes:",
+        new=":",
+        tests=(_CLIENT + "test_who_only_observes_limits_nothing",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A running count of LangChain's is not what an abandoned stream cost.",
+        file="adapters/sagaspan_langchain/_answers.py",
+        old="        if self._interruption is not None and not self._reasons:\n",
+        new="        if False:\n",
+        tests=(
+            "tests/adapters/langchain/test_models.py::test_a_running_count_of_an_abandoned_stream_is_not_what_it_cost",
+        ),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="What a read in doubt reserved is spent.",
+        file="src/sagaspan/ledger/ledger.py",
+        old='        undecided = ended.state is CallState.UNKNOWN and record.effect == "read" and record.locks is None\n',
+        new="        undecided = False\n",
+        tests=("tests/ledger/test_budgets.py::test_what_a_read_in_doubt_reserved_is_spent",),
+    ),
+    Rule(
+        section="design 4.6",
+        rule="What is no number reaches no tool.",
+        file="adapters/sagaspan_functions/_signatures.py",
+        old="        _check_plain(arguments)\n",
+        new="",
+        tests=(_TOOLS + "test_what_is_no_number_is_refused_of_an_api_that_parses_it",),
+    ),
+    Rule(
+        section="design 4.6",
+        rule="A field that a model writes twice is not chosen from.",
+        file="adapters/sagaspan_functions/_signatures.py",
+        old=", object_pairs_hook=_each_once)",
+        new=")",
+        tests=(_TOOLS + "test_odd_json_of_a_model_is_told_to_it",),
+    ),
+    Rule(
+        section="design 4.6",
+        rule="A text that says it is no number is none for a tool.",
+        file="adapters/sagaspan_functions/_signatures.py",
+        old=", allow_inf_nan=False)",
+        new=")",
+        tests=(_TOOLS + "test_odd_json_of_a_model_is_told_to_it",),
+    ),
+    Rule(
+        section="(f)",
+        rule="The third refusal of check_loop stops the run.",
+        file="src/sagaspan/_guard.py",
+        old="                    run.doom(error)\n                raise\n",
+        new="                    pass\n                raise\n",
+        tests=("tests/middleware/test_loop.py::test_the_third_refusal_of_check_loop_stops_the_run",),
     ),
 )

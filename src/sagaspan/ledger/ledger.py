@@ -604,13 +604,15 @@ class Ledger:
         record = claim.record
         if not owner.is_self(record.owner):  # forked inside the body: its end is for the parent to record
             return record
+        # Nobody decides about a read either, so what one in doubt reserved is spent rather than kept for ever.
+        undecided = ended.state is CallState.UNKNOWN and record.effect == "read" and record.locks is None
         after, audit = transitions.move_call(
             record,
             _ENDINGS[ended.state],
             now_us(),
             detail=_how(record, ended),
             **outcome(ended),
-            **({} if spent is None else {"reserved": None}),
+            **({"reserved": None} if undecided or spent is not None else {}),
         )
         spent = spent or spent_by(call, after, ended.value)
         changes = settling(record, CallChange(after, audit, record.version), spent)

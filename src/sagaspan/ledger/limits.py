@@ -246,7 +246,7 @@ class Limits:
         return BudgetExceeded(
             f"tool {call.tool.name!r} did not run: it needs {show_amount(change.amount, unit)}, and the budget of "
             f"{wanted.scope!r} ({show_amount(limit, unit)}{f'/{window}' if window else ''}) has "
-            f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. {_remedy(wanted, resets)}",
+            f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. {_remedy(call, wanted, resets)}",
             scope=wanted.scope,
             limit=in_units(limit, unit),
             spent=in_units(used, unit),
@@ -293,9 +293,11 @@ def all_scopes_of(call: Call) -> list[str]:
 
 def _max_calls(call: Call) -> list[tuple[str, Budget]]:
     most = call.tool.policy.max_calls
-    return (
-        [] if most is None else [(f"run:{call.run.id}/{call.tool.name}", Budget(limit=most, unit=Unit.CALLS, soft=()))]
-    )
+    return [] if most is None else [(_scope_of_max_calls(call), Budget(limit=most, unit=Unit.CALLS, soft=()))]
+
+
+def _scope_of_max_calls(call: Call) -> str:
+    return f"run:{call.run.id}/{call.tool.name}"
 
 
 def _check_time(call: Call, scope: str, budget: Budget, at_us: int) -> None:
@@ -315,7 +317,9 @@ def _and_reserved(reserved: int, unit: Unit) -> str:
     return f" ({show_amount(reserved, unit)} are reserved by calls that have not ended)" if reserved else ""
 
 
-def _remedy(record: BudgetRecord, resets_us: int | None) -> str:
+def _remedy(call: Call, record: BudgetRecord, resets_us: int | None) -> str:
+    if record.scope == _scope_of_max_calls(call):  # nobody can set that: it is of the policy, and of one run
+        return f"Find out why, or raise max_calls in the policy of {call.tool.name!r}; another run begins anew"
     raised = f"raise it: sagaspan budgets set {record.scope} AMOUNT"
     if resets_us is None:
         return f"Find out why, or {raised}"

@@ -204,9 +204,9 @@ def _items(value: Any) -> list[Any]:
 
 
 def _limit(arguments: Mapping[str, Any], *names: str) -> int | None:
-    """The first of the limits ``names`` that is one; what is none is the API's to refuse."""
+    """The largest of the limits ``names``: which of two a server heeds is its own. What is none the API refuses."""
     given = (arguments.get(name) for name in names)
-    return next((limit for limit in given if type(limit) is int and limit >= 0), None)
+    return max((limit for limit in given if type(limit) is int and limit >= 0), default=None)
 
 
 def _whole(value: Any, default: int) -> int:

@@ -23,6 +23,7 @@ class StreamUsage:
 
     ``usage`` is what the stream says that it used, None as long as it did not. ``started`` is what Anthropic says
     first: its input counts hold even if nothing follows. ``visible_bytes`` is the length of what the model wrote.
+    ``is_over``: the stream said that it is complete. ``told_after`` is how many choices had ended when it said its use.
     """
 
     usage: Usage | None = None
@@ -30,6 +31,15 @@ class StreamUsage:
     visible_bytes: int = 0
     start: Any = None
     ended: tuple[tuple[int, str], ...] = ()
+    is_over: bool = False
+    told_after: int = 0
+
+    def final(self, choices: int = 1) -> Usage | None:
+        """``usage`` once nothing can follow it, None before: of a stream that broke it was a running count.
+
+        That is when the stream said that it is over, or all its ``choices`` had ended when it said what it used.
+        """
+        return self.usage if self.is_over or self.told_after >= choices else None
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
@@ -46,14 +56,20 @@ class StreamUsage:
             return replace(self, start=message, started=read_usage(message))
         elif kind == "message_delta":
             usage = read_usage(_completed(self.start, get(event, "usage"))) or self.usage
-            return replace(self, usage=usage, ended=self._ended(finish_reasons(get(event, "delta"))))
+            stopped = self._ended(finish_reasons(get(event, "delta")))
+            return replace(self, usage=usage, ended=stopped, is_over=self.is_over or bool(stopped))
+        elif kind == "message_stop":
+            return replace(self, is_over=True)
         elif kind in _ENDS:
             response = get(event, "response")
-            return replace(self, usage=read_usage(response) or self.usage, ended=self._ended(finish_reasons(response)))
+            usage = read_usage(response) or self.usage
+            return replace(self, usage=usage, ended=self._ended(finish_reasons(response)), is_over=True)
         visible = self.visible_bytes + sum(len(text.encode(errors="replace")) for text in _texts(event, kind))
         ended = [(get(one, "index") or 0, get(one, "finish_reason")) for one in get(event, "choices") or ()]
         said = tuple((index, reason) for index, reason in ended if isinstance(reason, str))
-        return replace(self, usage=self._with(event), visible_bytes=visible, ended=(*self.ended, *said))
+        usage, all_ended = self._with(event), (*self.ended, *said)
+        told_after = len(dict(all_ended)) if read_usage(event) is not None else self.told_after
+        return replace(self, usage=usage, visible_bytes=visible, ended=all_ended, told_after=told_after)
 
     def _ended(self, reasons: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
         return tuple(enumerate(reasons)) or self.ended

@@ -193,6 +193,14 @@ def test_everything_else_that_asks_a_model(guard: Guard, model_server: ModelServ
     assert set(_states(guard)) == {"done"}
 
 
+@KINDS
+def test_the_class_of_a_guarded_client_makes_no_client(guard: Guard, model_server: ModelServer, is_async: bool) -> None:
+    """It would have no guard, and whoever makes it so is told at once how to get one that has."""
+    client = guard.wrap(model_server.async_openai() if is_async else model_server.openai())
+    with pytest.raises(ConfigurationError, match=r"guard\.wrap\((Async)?OpenAI\(\.\.\.\)\)"):
+        type(client)(api_key="test")
+
+
 def test_a_compressed_answer_is_read_too(guard: Guard, model_server: ModelServer) -> None:
     """Where the provider compresses a stream, its decoded bytes count."""
     model_server.compresses = True
@@ -436,6 +444,17 @@ def test_nothing_is_limited_that_can_be_paid(guard: Guard, model_server: ModelSe
     bodies = [request.body for request in model_server.requests]
     assert [set(body) & {"max_tokens", "max_completion_tokens"} for body in bodies] == [set(), set(), {"max_tokens"}]
     assert bodies[2]["max_tokens"] == 100
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_only_observes_limits_nothing(ledger: str, model_server: ModelServer, stream: bool) -> None:
+    """The answer is what it would be without the guard, and the budget that it breaks is noted."""
+    with Guard(ledger, prices=FLAT, mode="observe", budget="0.0001 USD") as guard, guard.run("r", id="r"):
+        answer = guard.wrap(model_server.openai()).chat.completions.create(model="gpt-4o", messages=SAY, stream=stream)
+        assert not stream or list(answer)
+    assert not {"max_tokens", "max_completion_tokens"} & set(model_server.requests[0].body)
+    [call] = guard.runs.get("r").calls
+    assert call.observed
 
 
 def test_a_budget_of_tokens_limits_too(guard: Guard, model_server: ModelServer) -> None:

@@ -396,3 +396,47 @@ async def test_asynchronous_functions(guard: Guard, dialect: str, parallel: int)
     assert len(guard.runs.get("r").calls) == 3
     with pytest.raises(ConfigurationError, match="arun"):
         tools.run(asked)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"amount":' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"amount": 1, "note": ' + "[" * 95 + "]" * 95 + "}",
+        '{"amount": 1, "note": "\\ud83d"}',
+        '{"amount": 1, "note": {"\\ud83d": 1}}',
+        '{"amount": NaN}',
+        '{"amount": -1e999}',
+        '{"amount": "nan"}',
+        '{"amount": 1, "note": [Infinity]}',
+        '{"amount": 1, "amount": 1000}',
+        '{"amount": 1' + "0" * 5000 + "}",
+    ],
+    ids=["deep", "deeper", "emoji", "key", "nan", "huge", "text", "inside", "twice", "digits"],
+)
+def test_odd_json_of_a_model_is_told_to_it(guard: Guard, arguments: str) -> None:
+    """It neither ends the run nor gets past an approval: nothing ran, and the model may write it anew."""
+    paid: list[float] = []
+
+    @guard.tool(effect="write", approve="amount > 100")
+    def pay(amount: float, note: Any = None) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    tools = FunctionTools(guard, [pay])
+    with guard.run("r", id="r"):
+        [(_, told, _)] = answers(tools.run(asking("chat", ("pay", arguments))))
+        assert (told["status"], told["error"]) == ("refused", "InvalidArguments")
+        [(_, done, _)] = answers(tools.run(asking("chat", ("pay", {"amount": 1.5, "note": "\U0001f600"}))))
+    assert done == "paid"
+    assert paid == [1.5]
+
+
+def test_what_is_no_number_is_refused_of_an_api_that_parses_it(guard: Guard) -> None:
+    """Anthropic's SDK hands over objects: they are looked at too."""
+    look = guard.tool("look", effect="read")(lambda note: note)
+    tools = FunctionTools(guard, [look])
+    [(_, told, is_error)] = answers(tools.run(asking("messages", ("look", {"note": float("nan")}))))
+    assert is_error
+    assert told["error"] == "InvalidArguments"

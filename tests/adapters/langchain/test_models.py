@@ -222,6 +222,24 @@ def test_an_abandoned_stream_is_booked_as_reserved(guard: Guard, how: str) -> No
     assert usage.spent > COST
 
 
+class Running(Counted):
+    """One that says at once what went in, as Anthropic's does, and what came out only at the end."""
+
+    def _chunks(self) -> Iterator[ChatGenerationChunk]:
+        asked: Any = {"input_tokens": 1, "output_tokens": 0, "total_tokens": 1}
+        yield ChatGenerationChunk(message=AIMessageChunk("one", usage_metadata=asked))
+        yield from super()._chunks()
+
+
+def test_a_running_count_of_an_abandoned_stream_is_not_what_it_cost(guard: Guard) -> None:
+    """What was said before the end is no final count."""
+    with guard.run("r", id="r"):
+        stream = guard.wrap(Running()).stream("hi")
+        next(stream)
+        stream.close()
+    assert guard.usage(run="r").spent > COST
+
+
 def test_an_answer_without_usage_is_booked_as_reserved(guard: Guard) -> None:
     """A provider that does not say what it took is not free."""
     with guard.run("r", id="r"):
