@@ -3464,4 +3464,28 @@ RULES: Final[tuple[Rule, ...]] = (
         new="            pass",
         tests=(_CREW_TOOLS + "test_items_of_a_batch_within_a_run_are_separate_too",),
     ),
+    Rule(
+        section="(d)",
+        rule="A policy file does not hold while it is written.",
+        file="src/sagaspan/_policy_watch.py",
+        old="if stamp != self._stamp and (stamp == seen or _is_at_rest(stamp)):",
+        new="if stamp != self._stamp:",
+        tests=("tests/test_policy_reload.py::test_what_is_being_written_does_not_hold",),
+    ),
+    Rule(
+        section="(d)",
+        rule="A policy file does not hold that was written while it was read.",
+        file="src/sagaspan/_policy_watch.py",
+        old="            if stamp_of(path) != stamp:",
+        new="            if False:",
+        tests=("tests/test_policy_reload.py::test_what_is_written_while_it_is_read_waits",),
+    ),
+    Rule(
+        section="(d)",
+        rule="A policy file that is empty lifts nothing: it does not hold.",
+        file="src/sagaspan/_policy_watch.py",
+        old="    if not file.tables and not path",
+        new="    if False and not path",
+        tests=("tests/test_policy_reload.py::test_a_file_that_stays_empty_keeps_what_it_said",),
+    ),
 )
