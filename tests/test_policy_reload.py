@@ -130,6 +130,7 @@ def test_what_is_being_written_does_not_hold(shop: Callable[..., Shop], part: st
     """Neither the moment in which the file is empty nor a half of it that would be valid, however often it is saved."""
     changing = shop(DENY)
     for _ in range(3):
+        changing.clock.advance(1)
         changing.file.write_text(part)
         changing.touched()
         with pytest.raises(PolicyDenied):
