@@ -3488,4 +3488,12 @@ RULES: Final[tuple[Rule, ...]] = (
         new="    if False and not path",
         tests=("tests/test_policy_reload.py::test_a_file_that_stays_empty_keeps_what_it_said",),
     ),
+    Rule(
+        section="(d)",
+        rule="A glob's gate is not lifted by an entry that is more exact.",
+        file="src/sagaspan/policy.py",
+        old="                found.append(policy if not found else policy.adding)\n",
+        new="                found = found or [policy]\n",
+        tests=("tests/test_policy.py::test_no_entry_of_a_source_takes_back_what_another_asks_or_redacts",),
+    ),
 )
