@@ -3496,4 +3496,20 @@ RULES: Final[tuple[Rule, ...]] = (
         new="                found = found or [policy]\n",
         tests=("tests/test_policy.py::test_no_entry_of_a_source_takes_back_what_another_asks_or_redacts",),
     ),
+    Rule(
+        section="(d)",
+        rule="A gated call does not run with state that nobody was shown.",
+        file="src/sagaspan/middleware/approval.py",
+        old="        _check_shown(call)\n",
+        new="",
+        tests=("tests/test_unshown.py::test_state_that_nobody_is_shown_is_refused",),
+    ),
+    Rule(
+        section="(d)",
+        rule="What is shown of a string is its characters, whatever its class says.",
+        file="src/sagaspan/codecs.py",
+        old="    (str, str.__str__),",
+        new="    (str, str),",
+        tests=("tests/test_unshown.py::test_a_subclass_is_recorded_by_its_data",),
+    ),
 )
