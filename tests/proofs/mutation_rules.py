@@ -3544,4 +3544,12 @@ RULES: Final[tuple[Rule, ...]] = (
         new="return Approve()",
         tests=("tests/test_deciding.py::test_the_console_has_the_groups_of_the_user",),
     ),
+    Rule(
+        section="(d)",
+        rule="A run whose wait for an approval was swallowed is not completed.",
+        file="src/sagaspan/_run.py",
+        old="        if ending.event is RunEvent.COMPLETE and self._waiting and",
+        new="        if False and",
+        tests=("tests/test_approvals.py::test_a_run_that_swallows_that_it_waits_is_paused_all_the_same",),
+    ),
 )
