@@ -3552,4 +3552,12 @@ RULES: Final[tuple[Rule, ...]] = (
         new="        if False and",
         tests=("tests/test_approvals.py::test_a_run_that_swallows_that_it_waits_is_paused_all_the_same",),
     ),
+    Rule(
+        section="(d)",
+        rule="A rule holds for the tool that it names, whatever characters are in the name.",
+        file="src/sagaspan/rules.py",
+        old="        return any(name == tool or (_is_glob(name) and fnmatch.fnmatchcase(tool, name)) for name in self.tools)",
+        new="        return any(fnmatch.fnmatchcase(tool, name) for name in self.tools)",
+        tests=("tests/test_rules.py::test_a_rule_is_about_the_tool_that_it_names",),
+    ),
 )
