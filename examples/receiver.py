@@ -11,11 +11,11 @@ people who answer (a login, a signed chat message), and is where ``by`` and ``ro
 from __future__ import annotations
 
 import base64
-import getpass
 import hashlib
 import hmac
 import json
 import os
+import pwd
 import secrets
 import threading
 import time
@@ -121,7 +121,7 @@ def ask(question: dict[str, Any]) -> dict[str, Any] | None:
     """Ask whoever sits here, with the text that sagaspan made: it can be shown as it is."""
     print("\n" + question["text"])
     word = input("[a]pprove, [d]eny, [e]dit or [l]ater? ").strip().lower()
-    by = {"by": getpass.getuser()}
+    by = {"by": pwd.getpwuid(os.getuid()).pw_name}
     if word == "a":
         return {"decision": "approve", **by}
     if word == "d":

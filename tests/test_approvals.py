@@ -115,6 +115,44 @@ def test_a_call_waits_paused_and_goes_on_with_the_same_run_id(shop: Shop, warnin
     assert shop.guard.runs.get("order").status == "completed"
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_run_that_swallows_that_it_waits_is_paused_all_the_same(
+    shop: Shop, inner: bool, warnings_of_sagaspan: Any
+) -> None:
+    """An agent loop that tells its model every error: the request is not left for a run that is over."""
+
+    async def job() -> None:
+        async with shop.caller.run(shop.guard, "order", id="order"), contextlib.AsyncExitStack() as stack:
+            await shop.caller.call(shop.pay, 1)
+            if inner:
+                await stack.enter_async_context(shop.caller.run(shop.guard, "inner", id="inner"))
+            with contextlib.suppress(ApprovalPending):
+                await shop.caller.call(shop.pay, 500)
+
+    runs = ("order", "inner") if inner else ("order",)
+    shop.caller.play(job)
+    assert {shop.guard.runs.get(run).status for run in runs} == {"paused"}
+    assert shop.undone == []
+    assert any("was swallowed" in said for said in warnings_of_sagaspan())
+    shop.guard.approvals.approve(shop.guard.approvals.list()[0].id, by="alice")
+    shop.caller.play(job)
+    assert [amount for amount, _ in shop.paid] == [1, 500]
+    assert {shop.guard.runs.get(run).status for run in runs} == {"completed"}
+
+
+def test_a_swallowed_no_pauses_nothing(shop: Shop) -> None:
+    """Nobody waits for a request that was decided in the same block and answered: the run completes."""
+
+    async def job() -> None:
+        async with shop.caller.run(shop.guard, "order", id="order"):
+            with pytest.raises(ApprovalPending) as caught:
+                await shop.caller.call(shop.pay, 500)
+            shop.guard.approvals.deny(caught.value.approval_id, by="alice")
+
+    shop.caller.play(job)
+    assert shop.guard.runs.get("order").status == "completed"
+
+
 def test_what_is_done_in_this_run_is_not_asked_about_again(shop: Shop) -> None:
     """An equal write in the same block is answered from its record."""
     with shop.guard.override(approver=lambda _: True):

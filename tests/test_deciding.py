@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import threading
@@ -22,6 +23,8 @@ from sagaspan import (
     Guard,
     ResolutionError,
 )
+from sagaspan._console import Console
+from sagaspan._owner import os_groups
 from sagaspan.assurance import LEVELS, raised, reaches, stricter, weaker
 from sagaspan.keys import fingerprint
 from sagaspan.ledger.approvals import votes_of
@@ -361,3 +364,112 @@ def test_a_no_by_a_link_is_told_to_the_model(guard: Guard, ask: Ask, paid: list[
     with pytest.raises(ApprovalDenied, match="not now"), guard.run("order", id="order", user="ulla"):
         _pay(guard)(500)
     assert paid == []
+
+
+# -- namespaces ----------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_decides_only_requests_of_its_namespace(
+    guard: Guard, ask: Ask, store_url: str, paid: list[Any]
+) -> None:
+    """However it is asked to, and whoever tells it the id."""
+    request, other = ask(), Guard(store_url, namespace="other").approvals
+    asked: list[Callable[[], Any]] = [
+        lambda: other.approve(request.id, by="alice"), lambda: other.deny(request.id, by="alice"),
+        lambda: other.edit(request.id, {"amount": 1}, by="alice"), lambda: other.link(request.id, by="alice"),
+        lambda: other.linked(guard.approvals.link(request.id, by="alice")),
+        lambda: other.redeem(guard.approvals.link(request.id, by="alice"), Approve()),
+    ]  # fmt: skip
+    for decide in asked:
+        with pytest.raises(ResolutionError):
+            decide()
+    assert other.get(request.id) is None
+    assert guard.approvals.get(request.id) == request
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+_WRONG: list[Callable[[], Any]] = [
+    lambda: Deny({"why": "too much"}),  # type: ignore[arg-type]
+    lambda: Deny(by=5),  # type: ignore[arg-type]
+    lambda: Approve(by=5),  # type: ignore[arg-type]
+    lambda: Approve(by="  "),
+    lambda: Approve(roles="finance"),  # type: ignore[arg-type]
+    lambda: Approve(assurance="god"),  # type: ignore[arg-type]
+    lambda: Edit({1: 2}),  # type: ignore[dict-item]
+    lambda: Edit("amount"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("wrong", _WRONG)
+def test_an_answer_of_a_wrong_type_is_a_no(store_url: str, wrong: Callable[[], Any]) -> None:
+    """It is refused where it is made; from an approver it denies, with the reason."""
+    with pytest.raises(ConfigurationError):
+        wrong()
+    guard = Guard(store_url, approver=lambda _: wrong())
+    pay = guard.tool("pay", approve=True)(lambda amount: amount)
+    with pytest.raises(ApprovalDenied, match="is no decision"), guard.run("order", id="order"):
+        pay(500)
+    assert [one.state for one in guard.approvals.list(status=[])] == ["denied"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"by": 5}, {"by": "   "}, {"roles": "finance"}, {"roles": [5]}, {"assurance": "god"}],
+)
+def test_a_decision_by_nobody_is_refused(guard: Guard, ask: Ask, how: Any) -> None:
+    """By name, before anything is written."""
+    request = ask()
+    with pytest.raises(ConfigurationError, match=next(iter(how))):
+        guard.approvals.approve(request.id, **how)
+    with pytest.raises(ConfigurationError, match=next(iter(how))):
+        guard.approvals.edit(request.id, {"amount": 1}, **how)
+    assert guard.approvals.get(request.id) == request
+
+
+def test_what_is_no_text_is_refused(guard: Guard, ask: Ask) -> None:
+    """Ids, reasons, names of arguments, and bodies."""
+    request, api = ask(), guard.approvals
+    wrong: list[Callable[[], Any]] = [
+        lambda: api.approve(None), lambda: api.deny(request.id, 5), lambda: api.deny(request.id, by=5),
+        lambda: api.edit(request.id, {1: 2}), lambda: api.receive({}, "body", secret="whsec_MfKQ9r8GKYqrTwjUPD8ILQ=="),
+        lambda: api.link(request.id, by="alice", roles="finance"), lambda: api.delegate("bob", by=" "),
+    ]  # type: ignore[arg-type,dict-item,list-item] # fmt: skip
+    for decide in wrong:
+        with pytest.raises(ConfigurationError):
+            decide()
+    assert api.get(request.id) == request
+
+
+def test_a_function_may_hand_on_what_an_async_one_answers(store_url: str) -> None:
+    """An approver that gives an awaitable is waited for, by every kind of caller."""
+
+    async def yes(_: ApprovalRequest) -> bool:
+        return True
+
+    guard = Guard(store_url, approver=lambda request: yes(request))
+    pay = guard.tool("pay", approve=True)(lambda amount: amount)
+
+    async def apay(amount: int) -> int:
+        return amount
+
+    guarded = guard.tool("apay", approve=True)(apay)
+    assert (pay(500), asyncio.run(guarded(500))) == (500, 500)
+
+
+def _typing(*answers: str) -> Console:
+    left = iter(answers)
+    return Console(read=lambda _: next(left))
+
+
+def test_the_console_has_the_groups_of_the_user(store_url: str) -> None:
+    """As the command line has: who sits there can approve what asks for one of them."""
+    groups = os_groups()
+    for answers, paid in ((["a"], 500), (["e", '{"amount": 3}'], 3)):
+        guard = Guard(store_url, approver=_typing(*answers))
+        pay = guard.tool("pay", approve=True, approval=Approval(roles=groups[:1]))(lambda amount: amount)
+        assert pay(500) == paid
+    nobody = Guard(store_url, namespace="b", approver=_typing("a", "l"))
+    pay = nobody.tool("pay", approve=True, approval=Approval(roles=["no such group"]))(lambda amount: amount)
+    with pytest.raises(ApprovalPending):
+        pay(500)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sagaspan import ConfigurationError, Guard, Policy, Retry
+from sagaspan import Approval, ConfigurationError, Guard, Policy, Retry
 from sagaspan.adapters import PolicyBook
+from sagaspan.policy import gates_of
 
 
 @pytest.mark.parametrize(
@@ -96,11 +97,26 @@ def test_sources_combine_field_by_field(tmp_path: Path, store_url: str) -> None:
 
 
 def test_globs_and_exact_names() -> None:
-    """An exact name wins over globs; of globs the first that matches."""
+    """An exact name wins over globs, of globs the first that matches, in all but what adds up."""
     book = PolicyBook({"get_*": {"timeout": 1}, "*": {"timeout": 2}, "get_a": {"timeout": 3}}, source="x")
     assert [book.for_tool(name).timeout for name in ("get_a", "get_b", "put")] == [3, 1, 2]
     with pytest.raises(ConfigurationError, match=r"x names the tool 'get_a'.*did you mean get_b"):
         book.check_names(["get_b"], where="this agent")
+
+
+def test_no_entry_of_a_source_takes_back_what_another_asks_or_redacts() -> None:
+    """A gate of a glob holds for a tool that has an entry of its own, or fits an earlier glob."""
+    gate, limit = {"approve": "a > 1", "approval": {"approvers": 2}, "redact": ["a"], "timeout": 9}, {"timeout": 3}
+    for policies in (
+        {"*": gate, "pay": limit},
+        {"pa*": limit, "*": gate},
+        {"*": gate, "pay": {**limit, "approve": False}},
+    ):
+        found = PolicyBook(policies, source="x").for_tool("pay")
+        assert gates_of(found.approve) == ("a > 1",)
+        assert (found.approval, found.redact, found.timeout) == (Approval(approvers=2), ("a",), 3)
+    both = PolicyBook({"*": gate, "pay": {"approve": "a > 2", "redact": ["b"]}}, source="x").for_tool("pay")
+    assert (both.approve, both.redact, both.timeout) == (("a > 1", "a > 2"), ("a", "b"), None)
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,15 @@ class Shop:
         self.pay_ = caller.tool(self.guard, "pay", effect="write", repeat="new")(lambda amount: amount)
 
     def write(self, text: str) -> None:
-        """Save the file, a moment later than before."""
+        """Save the file, a moment later than before, and leave it alone for a second."""
         self.file.write_text(text)
+        self.touched()
         self.clock.advance(1)
-        os.utime(self.file, ns=(self.clock.now_us() * 1000, self.clock.now_us() * 1000))
+
+    def touched(self, ahead: int = 0) -> None:
+        """The file was written now, by a clock that is ``ahead`` seconds."""
+        now = (self.clock.now_us() + ahead * 1_000_000) * 1000
+        os.utime(self.file, ns=(now, now))
 
     def pay(self, amount: int) -> int:
         """Call the tool."""
@@ -60,7 +65,7 @@ def test_a_changed_file_holds_from_the_next_call_on(shop: Callable[..., Shop]) -
     assert [changing.pay(amount) for amount in (1, 2)] == [1, 2]
     with pytest.raises(BudgetExceeded):
         [changing.pay(amount) for amount in (3, 4, 5)]
-    changing.write("")
+    changing.write("# nothing")
     assert [changing.pay(amount) for amount in (50, 4, 5)] == [50, 4, 5]
     used = {call.policy for call in changing.guard.calls.list(open=False)}
     assert len(used) == 2
@@ -104,7 +109,7 @@ def test_a_broken_edit_keeps_the_old_one_and_says_so(
     assert changing.guard._engine.policy.version == version
     assert changing.guard.policy_problem
     assert len([said for said in warnings_of_sagaspan() if "cannot be put in force" in said]) == 1
-    changing.write("")
+    changing.write("# nothing")
     assert changing.pay(50) == 50
     assert changing.guard.policy_problem is None
 
@@ -118,6 +123,66 @@ def test_a_file_that_is_gone_keeps_what_it_said(shop: Callable[..., Shop]) -> No
     with pytest.raises(PolicyDenied):
         changing.pay(50)
     assert "cannot be read" in (changing.guard.policy_problem or "")
+
+
+@pytest.mark.parametrize("part", ["", "[tools.pay]\nmax_calls = 99\n"])
+def test_what_is_being_written_does_not_hold(shop: Callable[..., Shop], part: str) -> None:
+    """Neither the moment in which the file is empty nor a half of it that would be valid, however often it is saved."""
+    changing = shop(DENY)
+    for _ in range(3):
+        changing.clock.advance(1)
+        changing.file.write_text(part)
+        changing.touched()
+        with pytest.raises(PolicyDenied):
+            changing.pay(50)
+        changing.clock.advance(0.7)
+        changing.file.write_text(part + DENY)
+        changing.touched()
+        changing.clock.advance(0.7)
+        with pytest.raises(PolicyDenied):
+            changing.pay(50)
+
+
+def test_a_file_that_stays_empty_keeps_what_it_said(shop: Callable[..., Shop]) -> None:
+    """Whoever saved it was interrupted; a comment says that nothing is to hold."""
+    changing = shop(DENY)
+    changing.write("\n")
+    for _ in range(3):
+        with pytest.raises(PolicyDenied):
+            changing.pay(50)
+        changing.clock.advance(1)
+    assert "is empty" in (changing.guard.policy_problem or "")
+    changing.write("# nothing")
+    assert changing.pay(50) == 50
+
+
+def test_a_file_of_a_clock_that_is_ahead_holds_on_the_second_look(shop: Callable[..., Shop]) -> None:
+    """A share that another machine serves."""
+    changing = shop()
+    changing.file.write_text(DENY)
+    changing.touched(ahead=3600)
+    changing.clock.advance(1)
+    assert changing.pay(50) == 50
+    changing.clock.advance(1)
+    with pytest.raises(PolicyDenied):
+        changing.pay(51)
+
+
+def test_what_is_written_while_it_is_read_waits(shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that were read are those of the stamp, or they do not hold."""
+    from sagaspan import _policy_watch as watch
+
+    changing, read = shop(DENY), watch.PolicyFile.read
+
+    def overtaken(path: Path) -> object:
+        found = read(path)
+        path.write_text("# nothing\n" + DENY)
+        return found
+
+    changing.write("# nothing")
+    monkeypatch.setattr(watch.PolicyFile, "read", overtaken)
+    with pytest.raises(PolicyDenied):
+        changing.pay(50)
 
 
 def test_it_is_looked_at_once_a_second(shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +220,7 @@ def test_the_span_says_that_an_older_content_is_in_force(
         pay = guard.tool("pay")(lambda amount: amount)
         pay(1)
         file.write_text("[oops")
+        os.utime(file, ns=(clock.now_us() * 1000, clock.now_us() * 1000))
         clock.advance(1)
         pay(2)
     first, second = (span.attributes for span in spans.get_finished_spans())

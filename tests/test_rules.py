@@ -400,3 +400,12 @@ def test_a_denial_stands_when_it_cannot_be_recorded(shop: Callable[..., Shop], m
 
         denied.caller.play(job)
     assert denied.paid == [1]
+
+
+def test_a_rule_is_about_the_tool_that_it_names() -> None:
+    """Also if its name looks like a glob, which would not fit it."""
+    from sagaspan.rules import Rules
+
+    rules = Rules([{"tools": "pay[eu]", "action": "deny"}], source="x")
+    assert [len(rules.of(tool)) for tool in ("pay[eu]", "paye", "pay")] == [1, 1, 0]
+    assert not list(rules.unfit(["pay[eu]"]))

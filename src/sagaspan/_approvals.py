@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._backends import ASYNCIO
-from sagaspan._checks import check_choice, check_count, check_mapping, check_name, check_seconds
+from sagaspan._checks import check_choice, check_count, check_mapping, check_name, check_seconds, described
 from sagaspan._clock import now_us
-from sagaspan.approvers import ApprovalRequest, Approve, Deny, Edit
+from sagaspan.approvers import ApprovalRequest, Approve, Deny, Edit, check_arguments, check_roles, check_text
 from sagaspan.assurance import LEVELS, Assurance, weaker
 from sagaspan.exceptions import ConfigurationError, ResolutionError
 from sagaspan.expressions import Expression
@@ -66,10 +66,12 @@ class Approvals:
         return [self._view(record) for record in now if not wanted or record.state in wanted]
 
     def get(self, id: str) -> ApprovalRequest | None:  # noqa: A002 - the contract's word
-        """The request ``id``, or None."""
+        """The request ``id``, or None, also if it is one of another namespace."""
         check_name("id", id)
         record = self._store.approval(id)
-        return None if record is None else self._view(decisions.as_due(self._store, record))
+        if record is None or not self._is_ours(record):
+            return None
+        return self._view(decisions.as_due(self._store, record))
 
     def approve(
         self,
@@ -87,7 +89,7 @@ class Approvals:
         ``by`` None is the user of this process; ``assurance`` is how sure it is that it is him. With a ``grant`` he
         agrees for who gave it. Raises ``ResolutionError`` for who cannot agree, and for a request that is decided.
         """
-        record = decisions.get(self._store, id)
+        record = self._ours(id)
         vote = self._vote(record, by, roles, assurance, grant)
         only = Condition(digest=digest, shown=shown)
         return self._view(decisions.approve(self._store, record, vote, make_digest=self._digest, only=only))
@@ -101,7 +103,8 @@ class Approvals:
         digest: str | None = None,
     ) -> ApprovalRequest:
         """Say no, which ends it, also if it was approved and not used yet; the ``reason`` is told to the model."""
-        record = decisions.get(self._store, id)
+        record = self._ours(id)
+        check_name("by", by, optional=True)
         return self._denied(record, reason, by or owner.os_user(), self._channel, Condition(digest=digest))
 
     def edit(
@@ -119,7 +122,7 @@ class Approvals:
 
         Its editor is one of those who must agree. Raises as ``approve``, and for arguments of other names.
         """
-        record = decisions.get(self._store, id)
+        record = self._ours(id)
         vote = self._vote(record, by, roles, assurance, None)
         return self._edited(record, arguments, vote, Condition(digest=digest, shown=shown))
 
@@ -138,7 +141,8 @@ class Approvals:
         It is about the request as it is now, and ends with it, or after ``expires_in`` seconds.
         """
         check_name("by", by)
-        record = decisions.get(self._store, id)
+        check_roles(roles)
+        record = self._ours(id)
         until = record.expires_us
         if expires_in is not None:
             check_seconds("expires_in", expires_in)
@@ -180,6 +184,8 @@ class Approvals:
         neither agrees again. It cannot be handed on.
         """
         check_name("to", to)
+        check_name("by", by, optional=True)
+        check_roles(roles)
         check_name("tools", tools)
         check_choice("assurance", assurance, (None, *LEVELS))
         check_seconds("expires_in", expires_in)
@@ -205,6 +211,9 @@ class Approvals:
         """
         from sagaspan.webhooks import Refused, key_of, reply_of, verified
 
+        check_mapping("headers", headers, "request.headers")
+        if not isinstance(body, bytes):
+            raise ConfigurationError(f"body takes the bytes that were received, not {described(body)}")
         try:
             message, data = verified(headers, body, key_of(secret), now_us() / 1e6)
             reply = reply_of(data)
@@ -285,13 +294,14 @@ class Approvals:
     def _denied(
         self, record: ApprovalRecord, reason: str | None, by: str, channel: str, only: Condition
     ) -> ApprovalRequest:
+        check_text("reason", reason)
         self._store.seal.learn(record.namespace, record.tool)  # a reason is not written in clear beside what is not
         return self._view(decisions.deny(self._store, record, by=by, channel=channel, reason=reason, only=only))
 
     def _edited(
         self, record: ApprovalRecord, arguments: Mapping[str, Any], vote: Vote, only: Condition
     ) -> ApprovalRequest:
-        check_mapping("arguments", arguments, "{'amount': 50}")
+        check_arguments(arguments)
         try:
             plain = {name: codecs.to_json(value, name) for name, value in arguments.items()}
         except codecs.Unencodable as problem:
@@ -308,6 +318,8 @@ class Approvals:
         assurance: Assurance | None,
         grant: str | None,
     ) -> Vote:
+        check_name("by", by, optional=True)
+        check_roles(roles)
         check_choice("assurance", assurance, (None, *LEVELS))
         vote = Vote(
             by=by or owner.os_user(), channel=self._channel, roles=tuple(sorted(roles)), assurance=assurance,
@@ -347,6 +359,17 @@ class Approvals:
 
     def _one_namespace(self) -> str:
         return "default" if self._namespace is None else self._namespace
+
+    def _ours(self, id: str) -> ApprovalRecord:  # noqa: A002 - the contract's word
+        """The request ``id``; raises ``ResolutionError`` if there is none, or it is one of another namespace."""
+        check_name("id", id)
+        record = self._store.approval(id)
+        if record is not None and not self._is_ours(record):
+            self._check_namespace(record)
+        return decisions.get(self._store, id)
+
+    def _is_ours(self, record: ApprovalRecord) -> bool:
+        return self._namespace is None or record.namespace == self._namespace
 
     def _check_namespace(self, record: ApprovalRecord) -> None:
         if record.namespace != self._one_namespace():

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sagaspan import _fork as fork
+from sagaspan import _owner as owner
 from sagaspan import _strict_json as strict_json
 from sagaspan import codecs
 from sagaspan.approvers import LATER, ApprovalRequest, Approve, Deny, Edit
@@ -21,7 +22,10 @@ _one_at_a_time = fork.new_lock()
 
 
 class Console:
-    """Asks whoever sits at the terminal; the end of input is ``LATER``. It speaks for the user of the process."""
+    """Asks whoever sits at the terminal; the end of input is ``LATER``.
+
+    It speaks for the user of the process, whose groups are the roles.
+    """
 
     channel = "console"
     wait = 0.0
@@ -49,7 +53,7 @@ class Console:
     def _answer(self, word: str, request: ApprovalRequest) -> Any:
         """The answer that ``word`` begins; None if it is none. Only a word that says so approves."""
         if word in ("a", "approve"):
-            return Approve()
+            return Approve(roles=owner.os_groups())
         if word in ("d", "deny"):
             return Deny(self._read("Why? The model is told: ") or None)
         if word in ("l", "later"):
@@ -61,7 +65,8 @@ class Console:
         with contextlib.suppress(ValueError):
             value = strict_json.loads(self._read(f"All arguments ({names}) as a JSON object: "))
             if isinstance(value, dict):
-                return Edit({name: codecs.decode(codecs.dump(item)) for name, item in value.items()})
+                arguments = {name: codecs.decode(codecs.dump(item)) for name, item in value.items()}
+                return Edit(arguments, roles=owner.os_groups())
         return None
 
 

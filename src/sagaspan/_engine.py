@@ -466,6 +466,9 @@ class Engine:
             call = self._make(tool, arguments, context, invoke, backend, origin, run)
             run.keep_secret(call.secrets)
             return self._deliver(tool, run, await self._call_in(run, call))
+        except ApprovalPending as pending:
+            run.waits_for(pending.approval_id)
+            raise
         finally:
             run.in_flight.ended()
 

@@ -2,6 +2,9 @@
 
 Once a second at most, by a call: one comparison of clocks a call, one ``stat`` a second, nothing for a guard without a
 file. A content that cannot be put in force, as a whole, changes nothing and is told of.
+
+Who saves a file empties it first, and the half of it that is there already may be valid: with fewer rules. So a content
+holds only once nobody has touched the file for a second, and an empty file says nothing at all.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from sagaspan import _fork as fork
-from sagaspan._clock import monotonic
+from sagaspan._clock import monotonic, now_us
 from sagaspan._policy_file import PolicyFile
+from sagaspan.exceptions import ConfigurationError
 
 _log = logging.getLogger("sagaspan")
 LOOK_SECONDS: Final = 1.0
@@ -27,7 +31,7 @@ class PolicyWatch:
     def __init__(self, file: PolicyFile, stamp: Stamp, put_in_force: Callable[[PolicyFile], None]) -> None:
         self.problem: str | None = None
         self._file = file
-        self._stamp = stamp
+        self._stamp = self._seen = stamp
         self._put_in_force = put_in_force
         self._next = monotonic() + LOOK_SECONDS
         self._lock = fork.new_lock()
@@ -43,20 +47,24 @@ class PolicyWatch:
             return
         try:
             self._next = monotonic() + LOOK_SECONDS
-            stamp = stamp_of(self._file.path)
-            if stamp != self._stamp:
-                self._stamp = stamp
-                self._read_anew()
+            stamp, seen = stamp_of(self._file.path), self._seen
+            self._seen = stamp
+            if stamp != self._stamp and (stamp == seen or _is_at_rest(stamp)):
+                self._read_anew(stamp)
         finally:
             self._lock.release()
 
-    def _read_anew(self) -> None:
+    def _read_anew(self, stamp: Stamp) -> None:
         path, before = self._file.path, self._file.version
         try:
-            file = PolicyFile.read(path)
+            file = _read(path)
+            if stamp_of(path) != stamp:  # written while it was read: the next look tells
+                return
+            self._stamp = stamp
             if file.version != before:
                 self._put_in_force(file)
         except Exception as error:  # noqa: BLE001 - whatever it is, the old content stays in force
+            self._stamp = stamp
             self.problem = str(error)
             _log.error(
                 "the policy file %s was changed and cannot be put in force, so version %s of it stays: %s",
@@ -69,6 +77,18 @@ class PolicyWatch:
             _log.warning(
                 "the policy file %s was changed: version %s is in force instead of %s", path, file.version, before
             )
+
+
+def _read(path: Path) -> PolicyFile:
+    file = PolicyFile.read(path)
+    if not file.tables and not path.read_text(encoding="utf-8").strip():
+        raise ConfigurationError(f"{path} is empty; if nothing of it is to hold, write a comment that says so")
+    return file
+
+
+def _is_at_rest(stamp: Stamp) -> bool:
+    """Whether nobody has written for a second; a file of a clock that is ahead has to be looked at twice."""
+    return stamp is None or now_us() - stamp[0] // 1000 >= LOOK_SECONDS * 1e6
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -54,6 +54,7 @@ from sagaspan.exceptions import (
 )
 from sagaspan.keys import KeySource
 from sagaspan.ledger import pivots
+from sagaspan.ledger.approvals import OPEN
 from sagaspan.ledger.asked import Asked
 from sagaspan.ledger.fail_open import unrecorded
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
@@ -108,6 +109,7 @@ class Run:
         self._aborted: str | None = None
         self._doomed: BaseException | None = None
         self._paused = False
+        self._waiting: set[str] = set()
         self._resumable: BaseException | None = None
         self._uncertain = False
         self._doubtful: tuple[CallRecord, ...] = ()
@@ -436,6 +438,15 @@ class Run:
             if self._outer is not None:
                 self._outer.saw(result)
 
+    def waits_for(self, approval_id: str) -> None:
+        """A call of this run waits for a request: unless it is over by then, the run is not when its block is left.
+
+        Whoever swallows ``ApprovalPending`` would else leave a request that nobody can make use of any more.
+        """
+        self._waiting.add(approval_id)
+        if self._outer is not None:
+            self._outer.waits_for(approval_id)
+
     def doom(self, error: BaseException) -> None:
         """A critical step failed: the run stops and is compensated even if somebody swallows ``error``.
 
@@ -609,6 +620,11 @@ class Run:
             spans.mark(self._span, semconv.UNRECORDED)
             return None
 
+    def _still_waits_for(self) -> str | None:
+        """A request of this run that is not used up or ended; what was decided meanwhile is for the next entry."""
+        found = (self.engine.store.approval(one) for one in sorted(self._waiting))
+        return next((one.id for one in found if one is not None and one.state in OPEN), None)
+
     def _would_be_undone(self, error: BaseException | None) -> bool:
         """Whether leaving by ``error`` undoes the run, unless something is in doubt."""
         return self._ending(error, unresolved=False, unsent=False, pivoted=False).event is RunEvent.COMPENSATE
@@ -631,6 +647,12 @@ class Run:
         unsent = error is not None and await self._has_unsent(backend)
         pivoted = error is not None and await backend.io(self._passed_pivot) is not None
         ending = self._ending(error, unresolved=unresolved, unsent=unsent, pivoted=pivoted)
+        if ending.event is RunEvent.COMPLETE and self._waiting and (still := await backend.io(self._still_waits_for)):
+            _log.warning(
+                "run %r is paused, not completed: a call of it waits for the approval %s, and its ApprovalPending was "
+                "swallowed; when it is decided, enter the run again", self.id, still,
+            )  # fmt: skip
+            ending = Ending(event=RunEvent.PAUSE, reason="approval")
         orphans: list[CallRecord] = []
         if ending.event is RunEvent.COMPLETE and self.resumed:
             orphans = await backend.io(orphans_of, self.engine.store, self.record, self._asked)

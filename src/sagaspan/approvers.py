@@ -8,13 +8,13 @@ somebody decides it with ``guard.approvals`` or ``sagaspan approvals``.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from sagaspan._checks import check_seconds, described
+from sagaspan._checks import check_choice, check_mapping, check_name, check_seconds, described
 from sagaspan._compensation import is_async_callable
-from sagaspan.assurance import Assurance
+from sagaspan.assurance import LEVELS, Assurance
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.records import ApprovalState
 
@@ -71,6 +71,9 @@ class Approve:
     roles: tuple[str, ...] = field(default=(), kw_only=True)
     assurance: Assurance | None = field(default="cli", kw_only=True)
 
+    def __post_init__(self) -> None:
+        _check_who(self.by, self.roles, self.assurance)
+
 
 @dataclass(frozen=True, slots=True)
 class Deny:
@@ -78,6 +81,10 @@ class Deny:
 
     reason: str | None = None
     by: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_text("reason", self.reason)
+        check_name("by", self.by, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,38 @@ class Edit:
     by: str | None = field(default=None, kw_only=True)
     roles: tuple[str, ...] = field(default=(), kw_only=True)
     assurance: Assurance | None = field(default="cli", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_arguments(self.arguments)
+        _check_who(self.by, self.roles, self.assurance)
+
+
+def check_arguments(arguments: object) -> None:
+    """Refuse what are no arguments by name."""
+    check_mapping("arguments", arguments, "{'amount': 50}")
+    for name in arguments if isinstance(arguments, Mapping) else ():
+        if not isinstance(name, str):
+            raise ConfigurationError(f"arguments have the name {name!r}, {described(name)}; they go by name")
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what is neither a text nor None."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"{name}={value!r} is {described(value)}, not a text")
+
+
+def check_roles(roles: object) -> None:
+    """Refuse what is no collection of names: ``"finance"`` would be the roles f, i, n ..."""
+    if isinstance(roles, str | bytes) or not isinstance(roles, Collection):
+        raise ConfigurationError(f"roles={roles!r} is {described(roles)}; write a list, such as roles=['finance']")
+    for role in roles:
+        check_name("roles", role)
+
+
+def _check_who(by: object, roles: object, assurance: object) -> None:
+    check_name("by", by, optional=True)
+    check_roles(roles)
+    check_choice("assurance", assurance, (None, *LEVELS))
 
 
 class Approver(Protocol):

@@ -15,6 +15,7 @@ import json
 import math
 import sys
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum
@@ -242,16 +243,17 @@ def _container(value: Any, path: str, depth: int, hide: Hide | None) -> Any:
     if isinstance(value, Redacted):
         return _tagged(REDACTED, value.digest)
     if isinstance(value, Enum):
-        return _to_json(value.value, path, depth + 1, hide)
+        return _to_json(value._value_, path, depth + 1, hide)
     if isinstance(value, tuple):
-        return _tagged("tuple", _items(value, path, depth, hide))
+        return _tagged("tuple", _items(list(tuple.__iter__(value)), path, depth, hide))
     if isinstance(value, set | frozenset):
         name = "set" if isinstance(value, set) else "frozenset"
         # Sorted: the same set must have the same fingerprint in every process.
-        items = [_hashable(item, path) for item in _items(list(value), path, depth, hide)]
+        held = list(set.__iter__(value) if isinstance(value, set) else frozenset.__iter__(value))
+        items = [_hashable(item, path) for item in _items(held, path, depth, hide)]
         return _tagged(name, sorted(items, key=_sort_key))
     if _is_model(value):
-        return _to_json(dict(value), path, depth + 1, hide)
+        return _to_json(dict(_fields_of_model(value)), path, depth + 1, hide)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return _to_json(fields, path, depth + 1, hide)
@@ -264,20 +266,25 @@ def _is_model(value: Any) -> bool:
     return pydantic is not None and isinstance(value, pydantic.BaseModel)
 
 
+def _fields_of_model(value: Any) -> Any:
+    return sys.modules["pydantic"].BaseModel.__iter__(value)
+
+
 def _is_secret(value: Any) -> bool:
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(value, pydantic.SecretStr | pydantic.SecretBytes | pydantic.Secret)
 
 
 def _subclass_of_plain(value: Any, path: str, depth: int, hide: Hide | None) -> Any:
-    plain: tuple[Callable[[Any], Any], ...] = (str, int, float, list)
-    for kind in plain:
-        if isinstance(value, kind):  # type: ignore[arg-type] # types, called as the functions they are
-            return _to_json(kind(value), path, depth + 1, hide)
+    for kind, read in _PLAIN:
+        if isinstance(value, kind):
+            return _to_json(read(value), path, depth + 1, hide)
     raise Unencodable(path, type(value).__qualname__)
 
 
 def _mapping(value: Mapping[Any, Any], path: str, depth: int, hide: Hide | None) -> Any:
+    if type(value) is not dict:
+        value = _plain_dict(value)
     if all(type(key) is str for key in value) and TAG not in value:
         return {
             _text(key, path): _to_json(item, f"{path}.{key}" if path else key, depth + 1, hide)
@@ -288,6 +295,12 @@ def _mapping(value: Mapping[Any, Any], path: str, depth: int, hide: Hide | None)
         for key, item in value.items()
     ]
     return _tagged("dict", sorted(pairs, key=_sort_key))
+
+
+def _plain_dict(value: Mapping[Any, Any]) -> dict[Any, Any]:
+    if isinstance(value, OrderedDict):
+        return dict(OrderedDict.items(value))
+    return dict(dict.items(value) if isinstance(value, dict) else value.items())
 
 
 def _items(value: list[Any] | tuple[Any, ...], path: str, depth: int, hide: Hide | None) -> list[Any]:
@@ -325,14 +338,19 @@ def _seconds(value: dt.timedelta) -> list[int]:
     return [value.days, value.seconds, value.microseconds]
 
 
+# Of a subclass its own data, whatever its methods say: what is shown of it must be what runs.
+_PLAIN: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
+    (str, str.__str__), (int, int.__int__), (float, float.__float__), (list, lambda value: list(list.__iter__(value))),
+)  # fmt: skip
+
 # datetime before date: it is a subclass.
 _SCALARS: Final[tuple[tuple[type, str, Callable[[Any], Any]], ...]] = (
     (dt.datetime, "datetime", dt.datetime.isoformat),
     (dt.date, "date", dt.date.isoformat),
     (dt.time, "time", dt.time.isoformat),
     (dt.timedelta, "timedelta", _seconds),
-    (Decimal, "decimal", str),
-    (uuid.UUID, "uuid", str),
+    (Decimal, "decimal", Decimal.__str__),
+    (uuid.UUID, "uuid", uuid.UUID.__str__),
     (bytes, "bytes", lambda value: base64.b64encode(value).decode()),
 )
 

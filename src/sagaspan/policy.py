@@ -247,6 +247,11 @@ class Policy(DeclaredModel):
         return Policy(**both)
 
     @property
+    def adding(self) -> Policy:
+        """Of this policy what counts beside every other: what it asks and what it redacts."""
+        return Policy(**{field: value for field, value in self._decided().items() if field in ADDING})
+
+    @property
     def declared_write(self) -> bool:
         """Whether this is a write by declaration: by effect, undo, business key, or as deferred or a pivot."""
         if self.effect in ("write", "irreversible") or self.pivot:
@@ -295,7 +300,10 @@ Policies = Mapping[str, Policy | Mapping[str, Any]]
 
 
 class PolicyBook:
-    """Policies of one source by name or glob; an exact name wins over globs, of which the first match wins."""
+    """Policies of one source by name or glob; an exact name wins over globs, of which the first match wins.
+
+    But what any of them asks or redacts counts: none takes that back.
+    """
 
     def __init__(self, policies: Policies | None, *, source: str) -> None:
         self.source = source
@@ -309,12 +317,11 @@ class PolicyBook:
     def for_tool(self, name: str) -> Policy:
         """The policy of tool ``name``, undecided in every field if this source does not name it."""
         exact = self._by_name.get(name)
-        if exact is not None:
-            return exact
+        found = [] if exact is None else [exact]
         for pattern, policy in self._by_name.items():
-            if _is_glob(pattern) and fnmatch.fnmatchcase(name, pattern):
-                return policy
-        return _UNDECIDED
+            if policy is not exact and _is_glob(pattern) and fnmatch.fnmatchcase(name, pattern):
+                found.append(policy if not found else policy.adding)
+        return functools.reduce(lambda stronger, weaker: stronger.over(weaker), found) if found else _UNDECIDED
 
     def names(self) -> list[str]:
         """The names that are not globs."""

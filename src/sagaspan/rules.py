@@ -117,7 +117,8 @@ class Rule(DeclaredModel):
 
     def is_about(self, tool: str) -> bool:
         """Whether the rule is one for ``tool``."""
-        return any(fnmatch.fnmatchcase(tool, name) if _is_glob(name) else name == tool for name in self.tools)
+        # The name itself first: a tool may be called pay[eu], which is a glob that does not fit it.
+        return any(name == tool or (_is_glob(name) and fnmatch.fnmatchcase(tool, name)) for name in self.tools)
 
 
 class Found(StrEnum):
@@ -264,7 +265,7 @@ class Rules:
         """For every name or glob of a rule that fits none of ``tools``, the rule and a sentence with the nearest."""
         for one in self.rules:
             for name in one.rule.tools:
-                if name != "*" and not any(fnmatch.fnmatchcase(tool, name) for tool in tools):
+                if name not in ("*", *tools) and not any(fnmatch.fnmatchcase(tool, name) for tool in tools):
                     yield one, f"{one.says} names {name!r}, but there is no such tool; {_near(name, tools)}"
 
 

@@ -19,6 +19,7 @@ from sagaspan._checks import check_seconds
 from sagaspan._clock import monotonic, now_us
 from sagaspan._post import Unsent, check_url, post
 from sagaspan.approvers import LATER, ApprovalRequest, Approve, Deny, Edit
+from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.grants import new_nonce
 from sagaspan.signing import Refused as Refused
 from sagaspan.signing import key_of as key_of
@@ -131,9 +132,13 @@ def reply_of(data: Mapping[str, Any]) -> Reply:
     if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
         raise Refused("its roles are no list of names")
     by = _text(data, "by")
+    try:
+        answer = _answer(data, by, tuple(roles))
+    except ConfigurationError as problem:
+        raise Refused(str(problem)) from problem
     return Reply(
         request=_text(data, "request"), digest=_text(data, "digest"), by=by, roles=tuple(roles),
-        question=_text(data, "question") if "question" in data else None, answer=_answer(data, by, tuple(roles)),
+        question=_text(data, "question") if "question" in data else None, answer=answer,
     )  # fmt: skip
 
 

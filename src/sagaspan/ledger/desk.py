@@ -6,9 +6,10 @@ final for these arguments in that run. Errors, timeouts and missing approvers re
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from sagaspan.exceptions import (
     ApprovalDenied,
     ApprovalExpired,
     ApprovalPending,
+    ConfigurationError,
     KeyConflict,
     ResolutionError,
 )
@@ -218,13 +220,18 @@ class Desk:
                 return await approver.decide(request)
 
         left = max((record.expires_us - now_us()) / 1e6, 0.001)
+        limits: Any = {"timeout": None if approver.channel in _IN_PLACE else left, "watch": UNWATCHED}
         try:
-            answer = await call.backend.run_body(
-                aask if is_async else ask, is_async=is_async,
-                timeout=None if approver.channel in _IN_PLACE else left, watch=UNWATCHED,
-            )  # fmt: skip
+            answer = await call.backend.run_body(aask if is_async else ask, is_async=is_async, **limits)
+            if inspect.isawaitable(answer):  # a plain function that hands on what another one will answer
+                answer = await call.backend.run_body(lambda: _awaited(answer), is_async=True, **limits)
         except BodyTimeout:
             return Deny("nobody decided in time")
+        except ConfigurationError as error:
+            _log.warning(
+                "the approver of tool %r answered what is no decision, so it is refused: %s", call.tool.name, error
+            )
+            return Deny(f"the approver's answer is no decision: {error}")
         except Exception as error:  # noqa: BLE001 - an approver that breaks has not agreed
             _log.warning("the approver of tool %r failed, so it is refused", call.tool.name, exc_info=error)
             return Deny(f"the approver failed: {type(error).__name__}")
@@ -244,6 +251,11 @@ class Desk:
         except (codecs.Unencodable, AttributeError) as problem:
             reason = f"the edit cannot be recorded: {problem}"
             return decisions.deny(self._store, record, by=by, channel=channel, reason=reason)
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    with nothing_in_force():
+        return await answer
 
 
 def _as_decision(answer: Any) -> Any:

@@ -18,6 +18,7 @@ from sagaspan._gates import Gate
 from sagaspan._middleware import CallNext
 from sagaspan._observed import ASKED, noted
 from sagaspan._tool import Tool
+from sagaspan._unshown import unshown
 from sagaspan.exceptions import ApprovalDenied
 from sagaspan.keys import canonical, idempotency_key
 from sagaspan.ledger.approvals import AlreadyDone, ApprovalSpent, arguments_of, exact
@@ -112,6 +113,7 @@ class ApprovalMiddleware:
             served = await self._serve(call)
             if served is not None:
                 return served
+        _check_shown(call)
         await call.io(self._look, call)
         spent: ApprovalRecord | None = None
         while True:
@@ -139,6 +141,17 @@ class ApprovalMiddleware:
             ) from error
         plain = self._plain(call.tool, arguments)
         return replace(call, arguments=arguments, encoded=codecs.dump(plain)), plain
+
+
+def _check_shown(call: Call) -> None:
+    """Refuse a call with state that nobody would be shown, and no hash would hold: an equal one could have another."""
+    for name, value in call.arguments.items():
+        where = unshown(value, name)
+        if where is not None:
+            raise ApprovalDenied(
+                f"tool {call.tool.name!r} did not run: its argument {name!r} has state that nobody would be shown "
+                f"({where}), so nobody can approve it; pass plain data"
+            )
 
 
 def _again(call: Call, done: str) -> Call:
