@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from tests.proofs.model_machine import Transition, live
 FULL_CASES: Final = 20_000
 PART_CASES: Final = 250
 """As many histories are lived in a row, from a seed of their own: who has two processes shares them."""
+SAID_EVERY: Final = 1_000
 
 _WAITS: Final = "who calls or undoes in the model waits for the end of the body"
 OUT_OF_REACH: Final[Mapping[Transition, str]] = {
@@ -65,11 +66,19 @@ def live_part(seed: str, cases: int) -> Lived:
         return Lived(wrong=traceback.format_exc())
 
 
-def live_all(cases: int, *, seed: str, jobs: int) -> list[Lived]:
-    """All parts of ``cases`` histories, ``jobs`` at a time."""
+def live_all(cases: int, *, seed: str, jobs: int) -> Iterator[Lived]:
+    """All parts of ``cases`` histories, ``jobs`` at a time; says how far it is, and what is wrong once it is known."""
     sizes = [min(PART_CASES, cases - begun) for begun in range(0, cases, PART_CASES)]
+    seeds = [f"{seed}/{number}" for number in range(len(sizes))]
+    started, over = time.monotonic(), 0
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(live_part, [f"{seed}/{number}" for number in range(len(sizes))], sizes))
+        for part, size in zip(pool.map(live_part, seeds, sizes), sizes, strict=True):
+            over += size
+            if part.wrong:
+                print(f"\n{part.wrong}", flush=True)
+            if over % SAID_EVERY == 0 or over == cases:
+                print(f"  {over:>6} histories in {time.monotonic() - started:.0f} s", flush=True)
+            yield part
 
 
 def left_out(reached: Counter[Transition]) -> list[str]:
@@ -95,16 +104,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     print(f"{options.cases} histories, --seed {options.seed}", flush=True)
-    started = time.monotonic()
-    parts = live_all(options.cases, seed=options.seed, jobs=options.jobs)
+    parts = list(live_all(options.cases, seed=options.seed, jobs=options.jobs))
     reached: Counter[Transition] = sum((part.reached for part in parts), Counter())
     wrong = [part.wrong for part in parts if part.wrong]
     for step in every_transition():
         print(f"{reached[step]:>7}  {_said(step)}{f'  ({OUT_OF_REACH[step]})' if step in OUT_OF_REACH else ''}")
-    print(f"\n{options.cases} histories in {time.monotonic() - started:.0f} s", flush=True)
     unreached = [] if wrong else left_out(reached)
-    for problem in (*wrong, *unreached):
+    for problem in unreached:
         print(f"\n{problem}", flush=True)
+    if wrong:
+        print(f"\nwrong in {len(wrong)} of {len(parts)} parts: see above", flush=True)
     if options.json is not None:
         counts = {_said(step): count for step, count in reached.items()}
         options.json.write_text(json.dumps({"cases": options.cases, "reached": counts, "wrong": wrong}))
