@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sagaspan import Budget, ConfigurationError, Guard
-from sagaspan.adapters import PolicyBook
+from sagaspan.adapters import PolicyBook, is_from
 
-ROOT: Final = "crewai"
+ROOTS: Final = frozenset({"crewai"})
 
 
 class CrewAdapter:
@@ -15,9 +15,7 @@ class CrewAdapter:
 
     def knows(self, target: object) -> bool:
         """Whether ``target`` is of a class of CrewAI's."""
-        if isinstance(target, list | tuple):
-            return any(_is_of_crewai(item) for item in target)
-        return _is_of_crewai(target)
+        return is_from(target, ROOTS)
 
     def wrap(
         self,
@@ -51,7 +49,3 @@ class CrewAdapter:
             f"guard.wrap cannot guard a {type(target).__module__}.{type(target).__qualname__}: wrap the crew, the "
             "agent, the flow, or its tools"
         )
-
-
-def _is_of_crewai(target: object) -> bool:
-    return any(kind.__module__.partition(".")[0] == ROOT for kind in type(target).__mro__)

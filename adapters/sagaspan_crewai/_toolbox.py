@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import keyword
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sagaspan import ConfigurationError, Guard, Policy
-from sagaspan.adapters import PolicyBook, Tool, tool_behind
+from sagaspan.adapters import PolicyBook, Tool, keyword_signature, tool_behind, under_name
 from sagaspan_crewai import _compat
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
@@ -82,7 +81,7 @@ class Toolbox:
             body,
             name=name,
             policy=policy,
-            signature=_signature([*visible, *([IDEMPOTENCY_KEY] if IDEMPOTENCY_KEY in own else [])]),
+            signature=keyword_signature([*visible, *([IDEMPOTENCY_KEY] if IDEMPOTENCY_KEY in own else [])]),
             is_async=inspect.iscoroutinefunction(body),
             description=tool.description,
             send=(lambda arguments: bound(tool)(**arguments)) if policy.defer else None,
@@ -109,7 +108,7 @@ class Toolbox:
         if _compat.canonical(undo.name) == name:
             raise ConfigurationError(f"the tool {name!r} cannot compensate itself")
         behind = tool_behind(body_of(undo))
-        return policy.replace(compensate=_named(behind.function if behind else bound(undo), called))
+        return policy.replace(compensate=under_name(behind.function if behind else bound(undo), called))
 
 
 def aliases_of(tool: Any) -> tuple[str, ...]:
@@ -159,30 +158,3 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _defaults(own: Mapping[str, inspect.Parameter], names: tuple[str, ...]) -> dict[str, Any]:
     plain = (str, int, float, bool, type(None))
     return {name: own[name].default for name in names if name in own and isinstance(own[name].default, plain)}
-
-
-def _signature(names: list[str]) -> inspect.Signature:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    writable = [name for name in names if name.isidentifier() and not keyword.iskeyword(name)]
-    return inspect.Signature([inspect.Parameter(name, kind) for name in writable])
-
-
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``function`` under the name the ledger shall record, with its signature and its module."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    if inspect.iscoroutinefunction(inner):
-
-        async def undo_async(**arguments: Any) -> Any:
-            return await function(**arguments)
-
-        undo: Callable[..., Any] = undo_async
-    else:
-
-        def undo_sync(**arguments: Any) -> Any:
-            return function(**arguments)
-
-        undo = undo_sync
-    undo.__name__ = name
-    undo.__module__ = getattr(inner, "__module__", "")
-    undo.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # as inspect reads it
-    return undo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sagaspan import Budget, ConfigurationError, Coverage, Guard
-from sagaspan.adapters import PolicyBook
+from sagaspan.adapters import PolicyBook, is_from
 
 ROOTS: Final = frozenset({"langchain", "langchain_core", "langchain_classic", "langgraph"})
 
@@ -15,9 +15,7 @@ class LangChainAdapter:
 
     def knows(self, target: object) -> bool:
         """Whether ``target`` is of a class of LangChain's or LangGraph's; a plain function may stand beside tools."""
-        if isinstance(target, list | tuple):
-            return any(_is_of_langchain(item) for item in target)
-        return _is_of_langchain(target)
+        return is_from(target, ROOTS)
 
     def wrap(
         self,
@@ -82,7 +80,3 @@ def _refuse(what: str, *options: Any) -> None:
             f"{what} opens no run and keeps its name, so it takes no name, run_id, budget or on_interrupt; wrap the "
             "agent, or call it within guard.run(...)"
         )
-
-
-def _is_of_langchain(target: object) -> bool:
-    return any(kind.__module__.partition(".")[0] in ROOTS for kind in type(target).__mro__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import keyword
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_type_hints
@@ -12,6 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
 from sagaspan import codecs
+from sagaspan.adapters import keyword_signature
 from sagaspan_langchain import _compat
 
 FILLED_BY_LANGCHAIN: Final = frozenset({"run_manager", "callbacks"})
@@ -61,7 +61,9 @@ def shape_of(tool: BaseTool, function: Callable[..., Any], run: Callable[..., An
         and (name not in FILLED_BY_LANGCHAIN or parameter.default is parameter.empty)
         and name != IDEMPOTENCY_KEY
     )
-    return Shape(names=visible, hidden=hidden, needs=needs, defaults=defaults, signature=_signature([*visible, *asked]))
+    return Shape(
+        names=visible, hidden=hidden, needs=needs, defaults=defaults, signature=keyword_signature([*visible, *asked])
+    )
 
 
 def _schema_names(tool: BaseTool) -> list[str] | None:
@@ -104,9 +106,3 @@ def _is_plain(value: Any) -> bool:
     except codecs.Unencodable:
         return False
     return True
-
-
-def _signature(names: list[str]) -> inspect.Signature:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    writable = [name for name in names if name.isidentifier() and not keyword.iskeyword(name)]
-    return inspect.Signature([inspect.Parameter(name, kind) for name in writable])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from langchain_core.tools import BaseTool
 
 from sagaspan import ConfigurationError, Guard, Policy
-from sagaspan.adapters import PolicyBook, guard_function, tool_behind
+from sagaspan.adapters import PolicyBook, guard_function, tool_behind, under_name
 from sagaspan_langchain._bodies import body_of, function_of, keeps_functions
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._subclasses import guarded_twin
@@ -85,33 +84,7 @@ def _with_compensation(name: str, policy: Policy, peers: Mapping[str, BaseTool])
     if not keeps_functions(undo):
         function = functools.partial(function, undo)
     behind = tool_behind(function)
-    return policy.replace(compensate=_named(behind.function if behind else function, undo.name))
-
-
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``function`` under the name the ledger shall record, with its signature and its module."""
-    if inspect.iscoroutinefunction(function):
-
-        async def undo_async(**arguments: Any) -> Any:
-            return await function(**arguments)
-
-        undo: Callable[..., Any] = undo_async
-    else:
-
-        def undo_sync(**arguments: Any) -> Any:
-            return function(**arguments)
-
-        undo = undo_sync
-    undo.__name__ = name
-    undo.__module__ = getattr(_innermost(function), "__module__", "")
-    undo.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # as inspect reads it
-    return undo
-
-
-def _innermost(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
+    return policy.replace(compensate=under_name(behind.function if behind else function, undo.name))
 
 
 def _function(tool: BaseTool) -> Callable[..., Any]:

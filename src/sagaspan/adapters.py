@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from sagaspan._adapters import Adapter
 from sagaspan._context import approver_here
+from sagaspan._foreign import is_from, keyword_signature, under_name
 from sagaspan._guard import guard_function
 from sagaspan._llm import LlmCall
 from sagaspan._question import Question
@@ -20,6 +21,6 @@ from sagaspan._tool import Tool, tool_behind
 from sagaspan.policy import PolicyBook
 
 __all__ = [
-    "Adapter", "LlmCall", "PolicyBook", "Question", "Tool", "approver_here", "end_span", "guard_function", "start_span",
-    "told", "told_of_tool", "tool_behind",
+    "Adapter", "LlmCall", "PolicyBook", "Question", "Tool", "approver_here", "end_span", "guard_function", "is_from",
+    "keyword_signature", "start_span", "told", "told_of_tool", "tool_behind", "under_name",
 ]  # fmt: skip
