@@ -39,6 +39,13 @@ def test_time_stands_still_until_it_is_told(clock: FrozenClock, guard: Guard) ->
     assert guard.runs.get("a").ended == clock.now == NOON + dt.timedelta(minutes=11)
 
 
+def test_a_wait_shorter_than_the_clock_can_tell_ends_too(clock: FrozenClock) -> None:
+    """Who waits for a moment waits again while it is not there: the last piece may be less than a microsecond."""
+    before = clock.now
+    clock.advance(1e-11)
+    assert clock.now > before
+
+
 def test_the_real_clock_is_back_at_the_end(guard: Guard) -> None:
     """Also for a guard that was used before, inside and after."""
     act = guard.tool("act")(lambda: None)

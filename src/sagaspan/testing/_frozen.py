@@ -56,9 +56,11 @@ class FrozenClock:
 
     def pass_by(self, seconds: float) -> None:
         """Somebody waits so long: it takes no time, and the clock is later by that."""
+        # A wait that rounds to nothing would not move the clock, and who waits for a deadline would wait for ever.
+        microseconds = max(round(seconds * 1e6), 1) if seconds > 0 else 0
         with self._lock:
-            self._wall_us += round(seconds * 1e6)
-            self._monotonic_us += round(seconds * 1e6)
+            self._wall_us += microseconds
+            self._monotonic_us += microseconds
 
 
 @contextlib.contextmanager
