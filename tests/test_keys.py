@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +72,84 @@ def test_fingerprints_are_stable_over_processes() -> None:
     assert len(seen) == 1
 
 
+class Shop:
+    """Has a name, by which nobody but itself tells it from another."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def sell(self, item: str) -> str:
+        return f"{self.name} sold {item}"
+
+
 def test_self_is_no_part_of_a_call(guard: Guard) -> None:
     """A method's ``self`` reaches the body and is left out of the key and of the record."""
+    sell, shop = guard.tool(effect="write")(Shop.sell), Shop("a")
+    with guard.run() as run:
+        assert sell(shop, "x") == sell(shop, "x") == "a sold x"
+        (call,) = run.calls
+    assert call.args == {"item": "x"}
+    with guard.run():
+        assert sell(Shop("b"), "x") == "b sold x"
 
-    class Shop:
-        def __init__(self, name: str) -> None:
-            self.name = name
+
+def test_an_equal_call_on_another_object_is_refused(guard: Guard) -> None:
+    """It is no repeat, and answered from the record of the first it would silently not happen."""
+    sell = guard.tool(effect="write")(Shop.sell)
+    with guard.run() as run:
+        assert sell(Shop("a"), "x") == "a sold x"
+        with pytest.raises(ConfigurationError, match=r"equal arguments on another Shop.*key=lambda self, item: "):
+            sell(Shop("b"), "x")
+        assert sell(Shop("b"), "y") == "b sold y"
+        assert len(run.calls) == 2
+
+
+def test_objects_that_are_equal_are_the_same(guard: Guard) -> None:
+    """A class that says when two of it are equal says so for its methods too; one that cannot say it does not."""
+
+    @dataclass(frozen=True)
+    class Desk:
+        name: str
 
         @guard.tool(effect="write")
         def sell(self, item: str) -> str:
             return f"{self.name} sold {item}"
 
+    class Odd(Shop):
+        def __eq__(self, other: object) -> bool:
+            raise TypeError("no truth value")
+
+        __hash__ = None  # type: ignore[assignment]
+
     with guard.run() as run:
-        assert Shop("a").sell("x") == Shop("b").sell("x") == "a sold x"
-        (call,) = run.calls
-    assert call.args == {"item": "x"}
+        assert Desk("a").sell("x") == Desk("a").sell("x")
+        with pytest.raises(ConfigurationError):
+            Desk("b").sell("x")
+        assert len(run.calls) == 1
+    sell = guard.tool("odd", effect="write")(Odd.sell)
+    with guard.run():
+        sell(Odd("a"), "x")
+        with pytest.raises(ConfigurationError):
+            sell(Odd("a"), "x")
+
+
+def test_a_key_tells_two_objects_apart(guard: Guard) -> None:
+    """The function gets the object of a method, so both calls happen, each once, also on a resume."""
+
+    def which(self: Shop, item: str) -> str:
+        return f"{self.name}/{item}"
+
+    sold = []
+
+    @guard.tool("sell", effect="write", key=which)
+    def sell(self: Shop, item: str) -> str:
+        sold.append(self.name)
+        return f"{self.name} sold {item}"
+
+    for _ in range(2):
+        with guard.run(id="r"):
+            assert [sell(Shop(name), "x") for name in "aba"] == ["a sold x", "b sold x", "a sold x"]
+    assert sold == ["a", "b"]
 
 
 def test_scopes_of_runs_and_reopenings_never_meet() -> None:

@@ -39,6 +39,7 @@ def test_scopes(text: str) -> None:
         ("", "write KIND:NAME"),
         ("user:", "1 to 255 characters"),
         ("user:a\nb", "control characters"),
+        ("user:42 ", "begins or ends with a space; write 'user:42'"),
         ("user:\x1b[31m", "control characters"),
         ("user:\ud800", "control characters"),
         ("user:" + "x" * 300, "1 to 255 characters"),

@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from sagaspan import _owner as owner
 from sagaspan._backends import ASYNCIO
+from sagaspan._checks import check_choice
 from sagaspan._clock import now_us
 from sagaspan._usage import limit_changes
 from sagaspan.amounts import Unit, in_units
 from sagaspan.budget import Budget, Budgets, Window, window_start
-from sagaspan.ledger.limits import budget_of
+from sagaspan.exceptions import ResolutionError
+from sagaspan.ledger.limits import budget_of, unsetting
 from sagaspan.ledger.records import BudgetRecord, LimitRecord
 from sagaspan.ledger.store import Booked, Store
 from sagaspan.scopes import BudgetBook, check_scope
@@ -93,6 +96,38 @@ class Accounts:
         assert self._namespace is not None  # noqa: S101 - limits are of one namespace
         self._store.commit(limit_changes(self._namespace, scope, budget, actor=actor), synced=True)
 
+    def unset(
+        self, scope: str, *, unit: str | None = None, per: str | None = None, actor: str | None = None
+    ) -> Sequence[Account]:
+        """Take back what operators set of a scope or glob, in every process; what a guard declares holds again.
+
+        ``unit`` and ``per`` (a window): only that. Returns what was set. Raises ``ConfigurationError``,
+        ``ResolutionError`` if nothing was, or ``StoreError``.
+        """
+        assert self._namespace is not None  # noqa: S101 - limits are of one namespace
+        check_scope(scope)
+        check_choice("unit", unit, (None, *map(str, Unit)))
+        check_choice("per", per, (None, *map(str, Window)))
+        while True:
+            limits = [
+                limit for limit in self._store.controls_of(self._namespace)[1]
+                if limit.pattern == scope and unit in (None, limit.unit) and per in (None, limit.window)
+            ]  # fmt: skip
+            if not limits:
+                raise ResolutionError(
+                    f"nobody has set such a limit of {scope!r}; what a program declares is changed there "
+                    "(see: sagaspan budgets list)"
+                )
+            at, who = now_us(), actor or owner.os_user()
+            if self._store.commit([unsetting(limit, actor=who, at_us=at) for limit in limits], synced=True):
+                return [_account(_unused(limit, at), limit) for limit in limits]
+
+    async def aunset(
+        self, scope: str, *, unit: str | None = None, per: str | None = None, actor: str | None = None
+    ) -> Sequence[Account]:
+        """As ``unset``, for asynchronous callers."""
+        return await ASYNCIO.io(self.unset, scope, unit=unit, per=per, actor=actor)
+
     def _of(self, namespace: str, scope: str | None, *, past: bool) -> Iterator[Account]:
         _, limits = self._store.controls_of(namespace)
         book = _Limits(limits)
@@ -114,7 +149,7 @@ class _Limits:
         by_pattern: dict[str, list[Budget]] = {}
         for limit in limits:
             by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
-        self._book = BudgetBook(by_pattern, source="limits")
+        self._book = BudgetBook(by_pattern, source="limits", checked=False)
         self._limits = limits
 
     def of(self, row: BudgetRecord) -> LimitRecord | None:

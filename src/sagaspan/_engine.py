@@ -616,7 +616,8 @@ class Engine:
         if parent is not None and parent.run.namespace != self.namespace:
             parent = None
         sent_with = None if parent is None else parent.sent_with if parent.scheduled is None else parent.id
-        key, occurrence = self._key(tool, arguments, plain, record, run, sent_with)
+        told = arguments if tool.receiver is None else {**arguments, tool.receiver: context.get(tool.receiver)}
+        key, occurrence = self._key(tool, told, plain, record, run, sent_with)
         if origin.asked is not None and key.source is KeySource.CONTENT:
             origin.asked.append(((tool.name, key.fingerprint, sent_with), occurrence))
         resumed = run is not None and run.goes_on_from_before
@@ -644,7 +645,7 @@ class Engine:
             sent_with=sent_with,
             secrets=secrets,
             policy=None if self.policy is None else self.policy.version,
-            former=self._former(tool, arguments, plain, key, resumed=resumed) if self._changes_keys(tool) else (),
+            former=self._former(tool, told, plain, key, resumed=resumed) if self._changes_keys(tool) else (),
         )
 
     def make_model_call(self, tool: Tool, model: str, arguments: Mapping[str, Any], backend: Backend) -> Call:
@@ -683,21 +684,22 @@ class Engine:
         return tool.redaction is not None or self.codec is not None
 
     def _former(
-        self, tool: Tool, arguments: Mapping[str, Any], plain: Mapping[str, Any], key: CallKey, *, resumed: bool
+        self, tool: Tool, told: Mapping[str, Any], plain: Mapping[str, Any], key: CallKey, *, resumed: bool
     ) -> tuple[CallKey, ...]:
-        """The keys that this call had while nothing of it was redacted or encrypted.
+        """The keys that this call had while nothing of it was redacted or encrypted; ``told`` is as for ``_key``.
 
         What was done under one of them is not done again.
         """
         if key.source is KeySource.UNIQUE or not (resumed or key.source is KeySource.BUSINESS):
             return ()
+        arguments = {name: value for name, value in told.items() if name != tool.receiver}
         spelt = [plain] if tool.redaction is None else [plain, _plain(tool, arguments, codecs.blank)]
         digests = [digest([tool.name, one]) for one in spelt for digest in (self.digest, fingerprint)]
         former = dict.fromkeys(digest for digest in digests if digest != key.fingerprint)
         if key.source is KeySource.BUSINESS:
             keys = [replace(key, fingerprint=digest) for digest in former]
             if tool.reads_redacted("key"):  # which is a hash now, and was none
-                value = _business_key(tool, arguments)
+                value = _business_key(tool, told)
                 keys += [replace(one, value=value) for one in (key, *keys)]
             return tuple(keys)
         number = key.value.removeprefix(key.fingerprint)
@@ -758,16 +760,17 @@ class Engine:
     def _key(
         self,
         tool: Tool,
-        arguments: Mapping[str, Any],
+        told: Mapping[str, Any],
         plain: Mapping[str, Any],
         record: RunRecord,
         run: Run | None,
         sent_with: str | None,
     ) -> tuple[CallKey, int]:
+        """The key of a call and its number among its equals; ``told``: the arguments, and of a method its object."""
         identity = [tool.name, plain]
         digest = fingerprint(identity) if self.codec is None else self._digest(tool, identity)
         if tool.policy.key is not None:
-            value = _business_key(tool, arguments)
+            value = _business_key(tool, told)
             if tool.reads_redacted("key"):
                 value = self.store.seal.hashed(self.namespace, "key", value)
             return CallKey(source=KeySource.BUSINESS, scope=BUSINESS_SCOPE, value=value, fingerprint=digest), 0
@@ -776,7 +779,7 @@ class Engine:
             return CallKey(source=KeySource.UNIQUE, scope=scope, value=new_id(now_us()), fingerprint=digest), 0
         occurrence = run.occurrence(tool.name, digest, sent_with)
         if tool.policy.repeat_rule != "new":
-            run.check_same(tool, digest)
+            run.check_same(tool, digest, told)
         number = occurrence if tool.policy.repeat_rule == "new" else 0
         scope = run_scope(record.id, record.generation) if sent_with is None else sent_scope(sent_with)
         value = digest if number == 0 else f"{digest}.{number}"
@@ -979,10 +982,10 @@ def _keep(memory: dict[str, T], call_id: str, thing: T) -> None:
         memory.pop(next(iter(memory)), None)
 
 
-def _business_key(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _business_key(tool: Tool, told: Mapping[str, Any]) -> str:
     if tool.key_expression is not None:
         try:
-            value = tool.key_expression.evaluate(arguments)
+            value = tool.key_expression.evaluate(told)
         except Exception as error:
             raise ConfigurationError(
                 f"tool {tool.name!r} did not run: its key {tool.key_expression.source!r} failed: {error}"
@@ -990,7 +993,7 @@ def _business_key(tool: Tool, arguments: Mapping[str, Any]) -> str:
     else:
         function: Any = tool.policy.key
         try:
-            value = function(**{name: arguments[name] for name in inspect.signature(function).parameters})
+            value = function(**{name: told[name] for name in inspect.signature(function).parameters})
         except Exception as error:
             raise ConfigurationError(
                 f"tool {tool.name!r} did not run: its key function {name_of(function)!r} raised "

@@ -9,7 +9,7 @@ import heapq
 import logging
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
@@ -122,7 +122,7 @@ class Run:
         self.in_flight: InFlight = InFlight(wanted.id, None if outer is None else outer.in_flight)
         self._occurrences: dict[tuple[str, str, str | None], int] = {}
         self._free: dict[tuple[str, str, str | None], list[int]] = {}
-        self._functions: dict[tuple[str, str, bool], Callable[..., Any]] = {}
+        self._functions: dict[tuple[str, str, bool], tuple[Callable[..., Any], Any]] = {}
         self._children: dict[tuple[str, str | None], int] = {}
         self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
@@ -362,10 +362,21 @@ class Run:
             self._occurrences[tool, digest, sent_with] = number
         return number
 
-    def check_same(self, tool: Tool, digest: str) -> None:
-        """Refuse an equal write of something else under the same name: one of the two would silently not happen."""
+    def check_same(self, tool: Tool, digest: str, told: Mapping[str, Any]) -> None:
+        """Refuse an equal write of something else under the same name, or of another object by the same method.
+
+        One of the two would silently not happen. ``told`` has the object, if ``tool`` is a method.
+        """
+        receiver = None if tool.receiver is None else told[tool.receiver]
         # A tool may have a synchronous and an asynchronous body; those are one tool.
-        known = self._functions.setdefault((tool.name, digest, tool.is_async), tool.function)
+        known, first = self._functions.setdefault((tool.name, digest, tool.is_async), (tool.function, receiver))
+        if not _same_object(first, receiver):
+            raise ConfigurationError(
+                f"tool {tool.name!r} did not run: this method was called with equal arguments on another "
+                f"{type(receiver).__name__} in this run, and a write is done once by its name and arguments. Tell the "
+                f"two apart: key=lambda {', '.join((tool.receiver or '', *tool.parameters))}: ..., with the id of the "
+                "object in it"
+            )
         if not same_callable(known, tool.function):
             raise ConfigurationError(
                 f"tool {tool.name!r} did not run: another tool of this name was called with equal arguments in this "
@@ -833,6 +844,16 @@ def _link(span: Span, previous: RunRecord) -> None:
     """A resumed run is a new trace, linked to the one it goes on from."""
     for link in spans.link_to(previous.traceparent, semconv.LINK_RESUMES) or ():
         span.add_link(link.context, link.attributes)
+
+
+def _same_object(one: object, other: object) -> bool:
+    """Whether two objects are one, or their class says that they are equal."""
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - somebody's own comparison, which answers with something else
+        return False
 
 
 def _loop_is_running() -> bool:

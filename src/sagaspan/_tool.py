@@ -20,6 +20,7 @@ from sagaspan.redaction import RESULT, Redaction, redaction_of
 INJECTED = frozenset({"idempotency_key"})
 """Parameters a tool may declare that the guard fills if the caller does not; they are no part of the arguments."""
 
+_RECEIVERS = ("self", "cls")
 _PLAIN = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 
 MARK = "__sagaspan_tool__"
@@ -31,7 +32,8 @@ class Tool:
     """What is called: ``name``, ``function`` (unguarded), ``policy``, and the names of its ``parameters``.
 
     ``context`` are parameters that reach the body but are no part of the call's identity (``self``, injected ones).
-    ``plain``: every parameter can be passed by keyword; ``positional``: or by its place.
+    ``plain``: every parameter can be passed by keyword; ``positional``: or by its place. ``receiver`` is the parameter
+    that gets the object of a method (``self``), None of a function.
     ``compensation`` is None while the policy's ``compensate`` is a name that is not looked up yet. ``suspends`` are the
     framework's control-flow exceptions: a body they leave has not failed, it will be asked again. ``send`` runs the
     body of a deferred call with what was recorded of its arguments (None: as the function is called).
@@ -58,12 +60,14 @@ class Tool:
     plain: bool = dataclasses.field(init=False)
     positional: bool = dataclasses.field(init=False)
     names: frozenset[str] = dataclasses.field(init=False)
+    receiver: str | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         """What every call asks of the signature is asked of it once."""
         kinds = {parameter.kind for parameter in self.signature.parameters.values()}
         object.__setattr__(self, "plain", kinds <= _PLAIN)
         object.__setattr__(self, "names", frozenset(self.parameters))
+        object.__setattr__(self, "receiver", _receiver(self.signature))
         object.__setattr__(self, "positional", kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD})
 
     def reads_redacted(self, field: str) -> bool:
@@ -163,7 +167,7 @@ def tool_of(
         module=getattr(function, "__module__", None) or "",
         description=description or inspect.getdoc(function) or "",
         compensation=_compensation(policy, parameters, where),
-        key_expression=_expression(policy.key, "key", parameters, where),
+        key_expression=_expression(policy.key, "key", (*parameters, *_told_to_key(policy, signature)), where),
         lock_expression=_expression(policy.lock, "lock", parameters, where),
         probe=_probe(policy, parameters, where),
         cost=cost_of(policy.cost, parameters, where=where),
@@ -195,6 +199,12 @@ def redefined(tool: Tool, file: PolicyBook) -> Tool:
     )  # fmt: skip
 
 
+def _told_to_key(policy: Policy, signature: inspect.Signature) -> tuple[str, ...]:
+    """What a key can ask for beside the arguments: a function is given the object of a method."""
+    receiver = _receiver(signature)
+    return (receiver,) if receiver and not isinstance(policy.key, str) else ()
+
+
 def tool_behind(function: Any) -> Tool | None:
     """The tool of a guarded function, or None."""
     tool = getattr(function, MARK, None)
@@ -203,8 +213,14 @@ def tool_behind(function: Any) -> Tool | None:
 
 def _split(signature: inspect.Signature, context: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     names = list(signature.parameters)
-    hidden = context | (INJECTED & set(names)) | ({names[0]} & {"self", "cls"} if names else set())
+    receiver = _receiver(signature)
+    hidden = context | (INJECTED & set(names)) | ({receiver} if receiver else set())
     return tuple(name for name in names if name not in hidden), frozenset(hidden)
+
+
+def _receiver(signature: inspect.Signature) -> str | None:
+    first = next(iter(signature.parameters), None)
+    return first if first in _RECEIVERS else None
 
 
 def _check_policy(name: str, policy: Policy, function: Callable[..., Any]) -> None:

@@ -33,6 +33,10 @@ def check_scope(text: object) -> str:
         near = difflib.get_close_matches(kind, KINDS, n=1)
         hint = f"did you mean '{near[0]}:{name or 'NAME'}'?" if near else f"write KIND:NAME, KIND is {', '.join(KINDS)}"
         raise ConfigurationError(f"{text[:80]!r} is no scope; {hint}")
+    if name != name.strip():
+        raise ConfigurationError(
+            f"{text[:80]!r} is no scope: its name begins or ends with a space; write {f'{kind}:{name.strip()}'!r:.80}"
+        )
     if not name or len(text) > MAX_LENGTH or not _is_plain(name):
         raise ConfigurationError(
             f"{text[:80]!r} is no scope: its name has 1 to {MAX_LENGTH} characters, without control characters"
@@ -49,16 +53,21 @@ _REFUSED: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class BudgetBook:
-    """Budgets of scopes and globs; an exact scope wins over globs, of which the first match wins."""
+    """Budgets of scopes and globs; an exact scope wins over globs, of which the first match wins.
 
-    def __init__(self, budgets: Mapping[str, Budgets] | None, *, source: str = "budgets") -> None:
+    ``checked`` False: of the ledger, which were checked when somebody set them; what it has must not stop every call.
+    """
+
+    def __init__(self, budgets: Mapping[str, Budgets] | None, *, source: str = "budgets", checked: bool = True) -> None:
         self.source = source
         self._exact: dict[str, tuple[Budget, ...]] = {}
         self._globs: dict[str, tuple[Budget, ...]] = {}
         if budgets is not None and not isinstance(budgets, Mapping):
             raise ConfigurationError(f"{source} is a mapping of scopes to budgets, not a {type(budgets).__name__}")
         for name, value in (budgets or {}).items():
-            found = _fitting(_checked(name, source), budgets_of(value, where=f"{source}, {name!r}"), source)
+            found = budgets_of(value, where=f"{source}, {name!r}")
+            if checked:
+                _check_fitting(_checked(name, source), found, source)
             shelf = self._globs if any(character in name for character in "*?[") else self._exact
             shelf[name] = found
 
@@ -68,6 +77,10 @@ class BudgetBook:
         if exact is not None:
             return exact
         return next((found for glob, found in self._globs.items() if fnmatch.fnmatchcase(scope, glob)), ())
+
+    def exactly(self, scope: str) -> tuple[Budget, ...]:
+        """The budgets that name ``scope`` itself."""
+        return self._exact.get(scope, ())
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._exact, *self._globs])
@@ -83,10 +96,9 @@ def _checked(name: object, source: str) -> str:
         raise ConfigurationError(f"{source}: {error}") from error
 
 
-def _fitting(name: str, budgets: tuple[Budget, ...], source: str) -> tuple[Budget, ...]:
+def _check_fitting(name: str, budgets: tuple[Budget, ...], source: str) -> None:
     for budget in budgets:
         if budget.unit is Unit.TIME and not name.startswith("run:"):
             raise ConfigurationError(
                 f"{source}, {name!r}: only a run has a wall clock; give {str(budget)!r} to the run"
             )
-    return budgets

@@ -103,7 +103,9 @@ def test_setting_says_what_is_used(sagaspan: Sagaspan, guard: Guard, spent: None
     ("arguments", "says"),
     [(("user:42", "20"), "unit"), (("usr:42", "20 USD"), "user:42"), (("user:42", "0.5 calls"), "0.5"),
      (("user:42", "nan USD"), "nan"), (("user:42", "5 USD/day", "--per", "hour"), "day"),
-     (("user:42", "10 min"), "wall clock")],
+     (("user:42", "10 min"), "wall clock"), (("user:42", "-1 USD"), "'-1 USD' is no amount"),
+     (("user:42", "-.5 USD", "--per", "day"), "is no amount"), (("user:42", "-$1"), "is no amount"),
+     (("user:42 ", "1 USD"), "write 'user:42'")],
 )  # fmt: skip
 def test_what_is_no_budget_is_refused(sagaspan: Sagaspan, guard: Guard, arguments: tuple[str, ...], says: str) -> None:
     """And nothing is set."""
@@ -112,6 +114,43 @@ def test_what_is_no_budget_is_refused(sagaspan: Sagaspan, guard: Guard, argument
     assert (answer.code, answer.json["kind"]) == (1, "ConfigurationError")
     assert says in answer.json["error"]
     assert sagaspan("budgets", "list", "--json").json == []
+
+
+def test_an_option_that_nobody_knows_is_still_one(sagaspan: Sagaspan, guard: Guard) -> None:
+    """Only what looks like a number is taken for an amount."""
+    answer = sagaspan("budgets", "set", "user:42", "1 USD", "--pre", "day")
+    assert (answer.code, "--pre" in answer.err) == (2, True)
+
+
+def test_what_was_set_is_taken_back(sagaspan: Sagaspan, guard: Guard, buy: Callable[..., Any]) -> None:
+    """In a running process, at its next call; what is taken back is named, and nothing twice."""
+    with guard.run("shop", user="42"):
+        buy("a")
+        for limit in ("2 USD", "9 calls", "8 USD/day"):
+            assert sagaspan("budgets", "set", "user:42", limit, "--actor", "ops").code == 0
+        (only,) = sagaspan("budgets", "unset", "user:42", "--unit", "calls", "--json").json
+        assert (only["limit"], only["unit"], only["set_by"]) == ("9", "calls", "ops")
+        answer = sagaspan("budgets", "unset", "user:42")
+        assert "user:42: 2 USD is taken back, which ops had set." in answer.out
+        buy("b")
+    assert sagaspan("budgets", "list", "--json").json == []
+    again = sagaspan("budgets", "unset", "user:42")
+    assert (again.code, "nobody has set" in again.err) == (1, True)
+    assert [row["event"] for row in guard.audit.rows() if row["event"].startswith("limit")][-2:] == ["limit.unset"] * 2
+
+
+def test_what_a_glob_was_set_is_taken_back(sagaspan: Sagaspan, guard: Guard, buy: Callable[..., Any]) -> None:
+    """By the glob; what a program declares holds again."""
+    guard.set_budget("user:*", "2 USD")
+    with guard.run("shop", user="42"):
+        buy("a")
+    assert _scopes(sagaspan("budgets", "list", "user:42", "--json")) == {"user:42": ("2", "2", "0")}
+    assert sagaspan("budgets", "unset", "user:*").code == 0
+    assert _scopes(sagaspan("budgets", "list", "--json")) == {"user:42": (None, "2", None)}
+    declaring = Guard(budgets={"user:*": "3 USD"})
+    with pytest.raises(BudgetExceeded) as caught, declaring.run("shop", user="42"):
+        declaring.tool("buy", cost="2 USD", effect="write")(lambda: None)()
+    assert (caught.value.limit, caught.value.spent) == (3, 2)
 
 
 def test_of_several_namespaces_one_is_named(sagaspan: Sagaspan, guard: Guard) -> None:

@@ -266,8 +266,31 @@ def test_at_most_so_many_calls_a_run(store_url: str) -> None:
             look(2)
 
 
+def test_an_operator_gives_one_run_more_of_a_tool(store_url: str) -> None:
+    """What is set of just that run and tool is above max_calls; what is set of all runs is not meant by it."""
+    guard = Guard(store_url)
+    look = guard.tool("look", effect="read", max_calls=1)(lambda n: n)
+    guard.set_budget("run:*", "50 calls")
+
+    def job() -> None:
+        with guard.run("r", id="r", on_budget="hold"):
+            for n in range(3):
+                look(n)
+
+    with pytest.raises(BudgetExceeded, match="sagaspan budgets set run:r/look AMOUNT"):
+        job()
+    guard.set_budget("run:r/look", "3 calls")
+    job()
+    with pytest.raises(BudgetExceeded), guard.run("other", id="other"):
+        look(1), look(2)
+    undeclared = guard.tool("peek", effect="read")(lambda n: n)
+    guard.set_budget("run:p/peek", "1 calls")
+    with pytest.raises(BudgetExceeded), guard.run("p", id="p"):
+        undeclared(1), undeclared(2)
+
+
 def test_the_refusal_of_max_calls_says_where_it_is_raised(store_url: str) -> None:
-    """In the policy: no limit that an operator sets would change it. The run has ended."""
+    """In the policy, or of that run alone. The run has ended."""
     guard = Guard(store_url)
     look = guard.tool("look", effect="read", max_calls=1)(lambda n: n)
     with (
@@ -276,7 +299,7 @@ def test_the_refusal_of_max_calls_says_where_it_is_raised(store_url: str) -> Non
     ):
         look(1)
         look(2)
-    assert "budgets set" not in str(caught.value)
+    assert "or of this run alone: sagaspan budgets set run:r/look AMOUNT" in str(caught.value)
     assert guard.runs.get("r").reason == "budget"
 
 

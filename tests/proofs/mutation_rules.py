@@ -3699,4 +3699,20 @@ RULES: Final[tuple[Rule, ...]] = (
         new="        return any(fnmatch.fnmatchcase(tool, name) for name in self.tools)",
         tests=("tests/test_rules.py::test_a_rule_is_about_the_tool_that_it_names",),
     ),
+    Rule(
+        section="(a) 1",
+        rule="An equal write on another object is not answered from the record of the first.",
+        file="src/sagaspan/_run.py",
+        old="        if not _same_object(first, receiver):",
+        new="        if False:",
+        tests=("tests/test_keys.py::test_an_equal_call_on_another_object_is_refused",),
+    ),
+    Rule(
+        section="(c)",
+        rule="What is set of all runs is no limit of one tool in one run.",
+        file="src/sagaspan/ledger/limits.py",
+        old="merged(self._known.set_.exactly(scope), own)",
+        new="merged(self._known.set_.of(scope), own)",
+        tests=(_BUDGETS + "test_an_operator_gives_one_run_more_of_a_tool",),
+    ),
 )

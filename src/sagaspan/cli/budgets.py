@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,6 +14,8 @@ from sagaspan.cli.freeze import the_namespace
 
 if TYPE_CHECKING:
     from sagaspan._accounts import Account, Difference
+
+_NEGATIVE: Final = re.compile(r"-\$?\.?[0-9]|-(?:inf|nan)\b", re.IGNORECASE)
 
 
 @click.group()
@@ -43,7 +46,15 @@ def list_budgets(settings: Settings, scope: str | None, past: bool, namespace: s
         emit_table(*with_namespaces(store, namespace, columns, rows, spaces), spare=("set by",))
 
 
-@budgets.command("set")
+class _WithAmounts(click.Command):
+    """Takes "-1 USD" for an amount, so that it is refused as one, and not as an option that nobody knows."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = any(_NEGATIVE.match(arg) for arg in args)
+        return super().parse_args(ctx, args)
+
+
+@budgets.command("set", cls=_WithAmounts)
 @click.argument("scope")
 @click.argument("amount")
 @click.option("--per", type=click.Choice(["hour", "day", "month"]), help="Anew each hour, day or month of UTC.")
@@ -84,6 +95,32 @@ def set_budget(
         used = f"{_amount(account.spent, account)} of it used, " if account.spent or account.reserved else ""
         by = visible(account.set_by)
         say(f"{visible(account.scope)}: {_limit(account)} from the next call on, {used}set by {by}.")
+
+
+@budgets.command("unset")
+@click.argument("scope")
+@click.option("--unit", type=click.Choice(["USD", "tokens", "calls", "time"]), help="Only limits of this.")
+@click.option("--per", type=click.Choice(["hour", "day", "month"]), help="Only limits of this window.")
+@click.option("--actor", help="Who decides; default: the user of this process.")
+@namespace_option
+@common_options
+@pass_settings
+def unset_budget(
+    settings: Settings, scope: str, unit: str | None, per: str | None, actor: str | None, namespace: str | None
+) -> None:
+    """Take back what was set of SCOPE, or of a glob as it was set.
+
+    From the next call on, in every process, what programs declare holds again. What was used stays used.
+    """
+    from sagaspan._accounts import Accounts
+
+    store = settings.open_store()
+    found = Accounts(store, the_namespace(settings, store, namespace)).unset(scope, unit=unit, per=per, actor=actor)
+    if settings.as_json:
+        emit_json(found)
+        return
+    for account in found:
+        say(f"{visible(account.scope)}: {_limit(account)} is taken back, which {visible(account.set_by)} had set.")
 
 
 @budgets.command()

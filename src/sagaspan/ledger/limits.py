@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from sagaspan import _metrics as metrics
 from sagaspan._call import Call, Purse
 from sagaspan._clock import now_us
+from sagaspan._frozen import replaced
 from sagaspan.amounts import Unit, in_units, show_amount
 from sagaspan.budget import Budget, Window, window_end, window_start
 from sagaspan.exceptions import BudgetExceeded, RateLimited, Refused
@@ -38,12 +39,20 @@ def budget_of(limit: LimitRecord) -> Budget:
 
 def setting(limit: LimitRecord) -> LimitChange:
     """What sets a limit, with its row in the audit trail."""
+    return LimitChange(limit, _audited(limit, "limit.set", "set"))
+
+
+def unsetting(limit: LimitRecord, *, actor: str, at_us: int) -> LimitChange:
+    """What takes a limit away, with its row in the audit trail, which says what it was."""
+    return LimitChange(limit, _audited(replaced(limit, actor=actor, at_us=at_us), "limit.unset", "unset"), removes=True)
+
+
+def _audited(limit: LimitRecord, event: str, to_state: str) -> AuditRow:
     said = {name: getattr(limit, name) for name in ("pattern", "unit", "window", "amount", "hard", "soft")}
-    row = AuditRow(
-        at_us=limit.at_us, namespace=limit.namespace, run_id=NO_RUN, call_id=None, event="limit.set", from_state=None,
-        to_state="set", actor=limit.actor, detail=canonical(said).decode(),
+    return AuditRow(
+        at_us=limit.at_us, namespace=limit.namespace, run_id=NO_RUN, call_id=None, event=event, from_state=None,
+        to_state=to_state, actor=limit.actor, detail=canonical(said).decode(),
     )  # fmt: skip
-    return LimitChange(limit, row)
 
 
 class _Plan(NamedTuple):
@@ -119,7 +128,7 @@ class Limits:
                 by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
             # Read after the version, so they are at least as new: a claim under an older version is refused anyway.
             freezes = tuple(self._store.freezes_of(self._namespace))
-            self._take(version, BudgetBook(by_pattern, source="limits"), freezes)
+            self._take(version, BudgetBook(by_pattern, source="limits", checked=False), freezes)
         return version != (known if since is None else since)
 
     def of(self, scope: str) -> tuple[Budget, ...]:
@@ -185,10 +194,16 @@ class Limits:
                 [
                     *((scope, budget) for scope, own in call.purse for budget in merged(self.of(scope), own)),
                     *((scope, budget) for scope in _scopes_of(call) for budget in self.of(scope)),
-                    *_max_calls(call),
+                    *self._of_tool_in_run(call),
                 ],
             )
         return plan
+
+    def _of_tool_in_run(self, call: Call) -> list[tuple[str, Budget]]:
+        """What one tool may use in one run: the policy's ``max_calls``, and what an operator set of just that."""
+        scope, most = _scope_of_tool_in_run(call), call.tool.policy.max_calls
+        own = () if most is None else (Budget(limit=most, unit=Unit.CALLS, soft=()),)
+        return [(scope, budget) for budget in merged(self._known.set_.exactly(scope), own)]
 
     def hold(self, call: Call) -> bool:
         """Whether a hard budget, a rate or a freeze holds for ``call``, as far as this process knows."""
@@ -291,12 +306,7 @@ def all_scopes_of(call: Call) -> list[str]:
     return [f"run:{call.run.id}", *(scope for scope, _ in call.purse), *_scopes_of(call)]
 
 
-def _max_calls(call: Call) -> list[tuple[str, Budget]]:
-    most = call.tool.policy.max_calls
-    return [] if most is None else [(_scope_of_max_calls(call), Budget(limit=most, unit=Unit.CALLS, soft=()))]
-
-
-def _scope_of_max_calls(call: Call) -> str:
+def _scope_of_tool_in_run(call: Call) -> str:
     return f"run:{call.run.id}/{call.tool.name}"
 
 
@@ -318,9 +328,9 @@ def _and_reserved(reserved: int, unit: Unit) -> str:
 
 
 def _remedy(call: Call, record: BudgetRecord, resets_us: int | None) -> str:
-    if record.scope == _scope_of_max_calls(call):  # nobody can set that: it is of the policy, and of one run
-        return f"Find out why, or raise max_calls in the policy of {call.tool.name!r}; another run begins anew"
     raised = f"raise it: sagaspan budgets set {record.scope} AMOUNT"
+    if record.scope == _scope_of_tool_in_run(call) and call.tool.policy.max_calls is not None:
+        raised = f"raise max_calls in the policy of {call.tool.name!r}, or of this run alone{raised[8:]}"
     if resets_us is None:
         return f"Find out why, or {raised}"
     at = dt.datetime.fromtimestamp(resets_us / 1e6, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -160,10 +160,14 @@ class UsageChange:
 
 @dataclass(frozen=True, slots=True)
 class LimitChange:
-    """Save a limit and move the controls of its namespace on by one; every later claim sees it. No condition."""
+    """Save a limit and move the controls of its namespace on by one; every later claim sees it.
+
+    ``removes``: delete it, if it is still what ``record`` says, and let nobody see its cap any more.
+    """
 
     record: LimitRecord
     audit: AuditRow
+    removes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

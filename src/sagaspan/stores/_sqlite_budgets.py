@@ -33,6 +33,11 @@ insert into limits ({", ".join(columns.LIMIT_COLUMNS)}) values ({", ".join("?" *
    set amount = excluded.amount, hard = excluded.hard, soft = excluded.soft, actor = excluded.actor,
        at_us = excluded.at_us
 """  # noqa: S608
+_UNSET_LIMIT: Final = """
+delete from limits where namespace = ? and pattern = ? and unit = ? and window = ? and at_us = ?
+"""
+# The next claim finds what is declared; until then the accounts must not show what nobody sets any more.
+_FORGET_CAP: Final = "update budgets set cap = null where namespace = ? and scope glob ? and unit = ? and window = ?"
 _MOVE_CONTROLS: Final = """
 insert into controls (namespace, version) values (?, 1) on conflict do update set version = version + 1
 """
@@ -163,7 +168,17 @@ def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:
         return saved.rowcount == 1
     if isinstance(change, UsageChange):
         execute(_SAVE_USAGE, columns.usage_values(change.record))
+        return True
+    return _save_limit(connection, change)
+
+
+def _save_limit(connection: sqlite3.Connection, change: LimitChange) -> bool:
+    limit, saved = change.record, True
+    if change.removes:
+        name = (limit.namespace, limit.pattern, limit.unit, limit.window)
+        saved = connection.execute(_UNSET_LIMIT, (*name, limit.at_us)).rowcount == 1
+        connection.execute(_FORGET_CAP, name)
     else:
-        execute(_SET_LIMIT, columns.limit_values(change.record))
-        execute(_MOVE_CONTROLS, (change.record.namespace,))
-    return True
+        connection.execute(_SET_LIMIT, columns.limit_values(limit))
+    connection.execute(_MOVE_CONTROLS, (limit.namespace,))
+    return saved
