@@ -185,8 +185,14 @@ def function_of(tool: BaseTool, *, is_async: bool) -> Callable[..., Any] | None:
     if is_async and method is _compat.method_of(BaseTool, is_async=True):  # as LangChain tells whether there is one
         return None
     if keeps_functions(tool):
-        return tool.coroutine if is_async else tool.func
+        return kept_function(tool, is_async=is_async)
     return method
+
+
+def kept_function(tool: BaseTool, *, is_async: bool) -> Callable[..., Any] | None:
+    """The user's own function; as an attribute of a guarded tool it is guarded."""
+    function: Callable[..., Any] | None = vars(tool).get("coroutine" if is_async else "func")
+    return function
 
 
 def keeps_functions(tool: BaseTool) -> TypeGuard[StructuredTool | SingleInputTool]:

@@ -24,6 +24,8 @@ from pydantic import BaseModel
 from sagaspan import Coverage
 from sagaspan.adapters import tool_behind
 from sagaspan_langchain import _compat
+from sagaspan_langchain._bypasses import called_directly, codes_of, way_past_the_body
+from sagaspan_langchain._marks import guard_of, own_class
 
 _FRAMEWORKS: Final = ("langchain", "langchain_core", "langchain_classic", "langgraph", "sagaspan", "pydantic")
 _MOST_FUNCTIONS: Final = 5
@@ -32,11 +34,12 @@ _MOST_FUNCTIONS: Final = 5
 
 @dataclass(slots=True)
 class Found:
-    """What was found: tools by name, models, and what cannot be seen into."""
+    """What was found: tools by name, models, what nobody sees into, and where code calls the body of a tool itself."""
 
     tools: dict[str, BaseTool] = field(default_factory=dict)
     models: dict[str, BaseChatModel] = field(default_factory=dict)
     opaque: dict[str, None] = field(default_factory=dict)
+    bypassed: dict[str, str] = field(default_factory=dict)
     _seen: dict[int, Any] = field(default_factory=dict)
 
     def coverage(self) -> Coverage:
@@ -54,7 +57,9 @@ class Found:
     def _within(self, target: Any, where: str) -> Iterator[tuple[Any, int, str]]:
         if isinstance(target, BaseTool):
             self.tools.setdefault(target.name, target)
-            bodies = (getattr(target, name, None) for name in ("func", "coroutine"))
+            if (way := way_past_the_body(own_class(target))) is not None:
+                self.opaque[f"the tool {target.name!r}: its class runs it in {way!r}, past the guard"] = None
+            bodies = (vars(target).get(name) for name in ("func", "coroutine"))
             yield from ((body, 1, f"the tool {target.name!r}") for body in bodies if body is not None)
         elif isinstance(target, BaseChatModel):
             self.models.setdefault(_compat.name_of(target), target)
@@ -81,8 +86,13 @@ class Found:
             return [value for value in cells if _is_of_interest(value)]
         if where.startswith("the node"):
             self.opaque[f"{where}: code of its own; the tools and models that it calls are guarded"] = None
-        named = inspect.getclosurevars(function)
-        return [value for value in (*named.nonlocals.values(), *named.globals.values()) if _is_of_interest(value)]
+        named = _named_in(function)
+        for name in called_directly(function):
+            tool = named.get(name)
+            if isinstance(tool, BaseTool) and guard_of(tool) is None and tool_behind(vars(tool).get("func")) is None:
+                self.bypassed[tool.name] = where or "a function"
+                self.opaque[f"the tool {tool.name!r}: {where or 'a function'} calls its body, past the guard"] = None
+        return [value for value in named.values() if _is_of_interest(value)]
 
 
 def found_in(*targets: Any) -> Found:
@@ -122,6 +132,14 @@ def _functions(target: Any) -> list[Any]:
             if isinstance(function := getattr(target, name, None), types.FunctionType)
         ]
     return []
+
+
+def _named_in(function: types.FunctionType) -> dict[str, Any]:
+    """What the code of ``function``, with that of the functions within it, names of what is around it."""
+    names = {name for code in codes_of(function.__code__) for name in code.co_names}
+    around = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    closed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {**around, **{name: cell.cell_contents for name, cell in closed if _is_filled(cell)}}
 
 
 def _is_of_interest(value: Any) -> bool:

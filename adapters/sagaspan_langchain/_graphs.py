@@ -35,10 +35,10 @@ def wrap_graph(guard: Guard, graph: Graph, book: PolicyBook, opening: Opening) -
         raise ConfigurationError(
             f"the agent {graph.get_name()!r} is guarded already; wrap it once, with all its policies"
         )
-    peers = found_in(graph).tools
-    book.check_names(list(peers), where=f"the agent {graph.get_name()!r}")
+    found = found_in(graph)
+    book.check_names(list(found.tools), where=f"the agent {graph.get_name()!r}")
     install()
-    scope = Scope(guard=guard, book=book, peers=peers)
+    scope = Scope(guard=guard, book=book, peers=found.tools, bypassed=found.bypassed)
     scope.prepare()
     opening = opening.named(graph.get_name())
     return _of_class(_guarded_class(scope, type(graph), opening), graph, _Surgery(scope=scope, seen={}).nodes(graph))

@@ -3,7 +3,8 @@
 While a step of a guarded agent runs, its ``Scope`` is in force, as a context variable that LangChain and LangGraph
 carry into their threads and tasks. LangChain sends every call of a tool through ``BaseTool.run`` or ``arun``, and every
 call of a chat model through a few methods of ``BaseChatModel``; within a scope these go on with the guarded twin of the
-object. Outside of one they are what they were: agents that nobody wrapped do not change.
+object. Outside of one they are what they were: agents that nobody wrapped do not change. In a thread that lost the
+context, the scope it was started in counts.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool
 
-from sagaspan import Guard
+from sagaspan import Guard, Run, SagaspanError
 from sagaspan.adapters import PolicyBook
+from sagaspan_langchain import _errors as errors
+from sagaspan_langchain import _threads
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._models import guarded_model
-from sagaspan_langchain._subclasses import ainvoked, invoked
-from sagaspan_langchain._tools import guard_in_agent
+from sagaspan_langchain._subclasses import ainvoked, invoked, is_twin
+from sagaspan_langchain._tools import guard_in_agent, refuse_bypass
 
 _MOST_TWINS: Final = 1000
 """Agents that make tools and models for each request must not fill the memory."""
@@ -37,6 +40,7 @@ class Scope:
     guard: Guard
     book: PolicyBook
     peers: Mapping[str, BaseTool]
+    bypassed: Mapping[str, str] = field(default_factory=dict)
     _twins: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -54,6 +58,8 @@ class Scope:
         for tool in self.peers.values():
             if guard_of(tool) is None:
                 self.tool(tool)
+        for name, where in self.bypassed.items():
+            refuse_bypass(self.guard, name, self.book, f"{where} calls its body directly")
 
     def tool(self, tool: BaseTool) -> BaseTool:
         """The guarded twin of ``tool``: the same one whoever holds it."""
@@ -83,27 +89,96 @@ scope_in_force: ContextVar[Scope | None] = ContextVar("sagaspan_langchain_scope"
 def install() -> None:
     """Let LangChain's calls find the scope in force; once a process."""
     with _lock:
-        if getattr(BaseTool.run, _INSTALLED, False):
+        if _is_hooked(BaseTool.run):
             return
         for base, name, hook in _HOOKS:
-            hooked = hook(getattr(base, name))
-            setattr(hooked, _INSTALLED, True)
-            setattr(base, name, hooked)
+            _put(base, name, hook)
+        _hook_below(BaseTool)
+        _hook_what_comes()
+        _threads.install(_step_in_force)
 
 
 _INSTALLED: Final = "__sagaspan_reaches__"
 _lock = threading.Lock()
 
 
+def _is_hooked(method: Any) -> bool:
+    return getattr(method, _INSTALLED, None) is method  # a decorated copy of it has the attribute too
+
+
+def _put(base: Any, name: str, hook: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    hooked = hook(vars(base)[name])
+    setattr(hooked, _INSTALLED, hooked)
+    setattr(base, name, hooked)
+
+
+def _hook_below(kind: Any) -> None:
+    """Classes of tools that override what is hooked may never call it."""
+    for each in kind.__subclasses__():
+        _hook_own(each)
+        _hook_below(each)
+
+
+def _hook_own(kind: Any) -> None:
+    for name, hook in (("run", _tool_hook), ("arun", _atool_hook)):
+        if name in vars(kind) and not _is_hooked(vars(kind)[name]) and not is_twin(kind):
+            _put(kind, name, hook)
+
+
+def _hook_what_comes() -> None:
+    base: Any = BaseTool
+    original = vars(base)["__init_subclass__"].__func__
+
+    @functools.wraps(original)
+    def hooked(cls: Any, /, **options: Any) -> None:
+        original(cls, **options)
+        _hook_own(cls)
+
+    base.__init_subclass__ = classmethod(cast("Any", hooked))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of a guarded agent, for the threads that it starts."""
+
+    scope: Scope
+    run: Run | None
+
+
+def _step_in_force() -> _Step | None:
+    scope = scope_in_force.get()
+    return None if scope is None else _Step(scope, scope.guard.current_run())
+
+
 def _is_free(target: Any) -> bool:
-    return scope_in_force.get() is not None and guard_of(target) is None
+    if guard_of(target) is not None:
+        return False
+    return scope_in_force.get() is not None or _threads.started_in() is not None
+
+
+@contextlib.contextmanager
+def _regained() -> Iterator[None]:
+    """The scope in force; in a thread that lost it, that of the step which started it, with its run."""
+    step: _Step | None = None if scope_in_force.get() is not None else _threads.started_in()
+    if step is None:
+        yield
+        return
+    with step.scope.in_force(), contextlib.ExitStack() as stack:
+        if step.run is not None and step.scope.guard.current_run() is None:
+            step.run.activate()
+            stack.callback(step.run.deactivate)
+        yield
 
 
 def _guarded(target: Any) -> Any:
-    scope = scope_in_force.get()
+    step = _threads.started_in()
+    scope = scope_in_force.get() or (None if step is None else step.scope)
     if scope is None or guard_of(target) is not None:
         return target
-    return scope.tool(target) if isinstance(target, BaseTool) else scope.model(target)
+    try:
+        return scope.tool(target) if isinstance(target, BaseTool) else scope.model(target)
+    except SagaspanError as error:
+        raise errors.leaving(error) from error.__cause__
 
 
 def _tool_hook(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +186,8 @@ def _tool_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
         if not _is_free(self):
             return original(self, *args, **kwargs)
-        return invoked(original, _guarded(self), args, kwargs)
+        with _regained():
+            return invoked(original, _guarded(self), args, kwargs)
 
     return run
 
@@ -121,7 +197,8 @@ def _atool_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     async def arun(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
         if not _is_free(self):
             return await original(self, *args, **kwargs)
-        return await ainvoked(original, _guarded(self), args, kwargs)
+        with _regained():
+            return await ainvoked(original, _guarded(self), args, kwargs)
 
     return arun
 
@@ -129,7 +206,10 @@ def _atool_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 def _model_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
-        return original(_guarded(self), *args, **kwargs)
+        if not _is_free(self):
+            return original(self, *args, **kwargs)
+        with _regained():
+            return original(_guarded(self), *args, **kwargs)
 
     return call
 
@@ -137,7 +217,10 @@ def _model_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 def _amodel_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def acall(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
-        return await original(_guarded(self), *args, **kwargs)
+        if not _is_free(self):
+            return await original(self, *args, **kwargs)
+        with _regained():
+            return await original(_guarded(self), *args, **kwargs)
 
     return acall
 

@@ -28,7 +28,7 @@ def wrap_runnable(guard: Guard, target: Runnable[Any, Any], book: PolicyBook, op
     found = found_in(target)
     book.check_names(list(found.tools), where=f"{name!r}")
     install()
-    scope = Scope(guard=guard, book=book, peers=found.tools)
+    scope = Scope(guard=guard, book=book, peers=found.tools, bypassed=found.bypassed)
     scope.prepare()
     guarded: Runnable[Any, Any] = twin(target, _guarded_class(scope, type(target), opening.named(name)))
     return guarded

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -20,7 +21,15 @@ from sagaspan import ApprovalDenied, Guard, SagaspanError
 from sagaspan.adapters import approver_here, told
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
-from sagaspan_langchain._bodies import Body, BodyCall, Invocation, asked_in_task, invocation_in_force
+from sagaspan_langchain._bodies import (
+    Body,
+    BodyCall,
+    Invocation,
+    asked_in_task,
+    invocation_in_force,
+    keeps_functions,
+    kept_function,
+)  # fmt: skip
 from sagaspan_langchain._marks import subclass, twin
 
 _BODIES: Final = "__sagaspan_bodies__"
@@ -33,6 +42,11 @@ def body_behind(tool: BaseTool, *, is_async: bool) -> Body | None:
     return body
 
 
+def is_twin(kind: type) -> bool:
+    """Whether this class was made for a guarded tool."""
+    return _BODIES in vars(kind)
+
+
 def guarded_twin(guard: Guard, tool: BaseTool, *, sync: Body | None, async_: Body | None) -> BaseTool:
     """``tool`` as an object of a class made for it; a body that is None stays as it is."""
     base = type(tool)
@@ -41,7 +55,12 @@ def guarded_twin(guard: Guard, tool: BaseTool, *, sync: Body | None, async_: Bod
         members["_run"] = _body_run(guard, tool, sync)
     if async_ is not None:
         members["_arun"] = _body_arun(guard, tool, async_)
-    guarded: BaseTool = twin(tool, subclass(guard, base, members))
+    kind = subclass(guard, base, members)
+    if keeps_functions(tool):  # set here, since pydantic takes what stands for a field in a class for its default
+        for name, body in (("func", sync), ("coroutine", async_)):
+            if body is not None:
+                setattr(kind, name, _direct(guard, body, name))
+    guarded: BaseTool = twin(tool, kind)
     return guarded
 
 
@@ -156,6 +175,65 @@ def _body_arun(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
         return call.delivered(value)
 
     return _arun
+
+
+def _direct(guard: Guard, body: Body, name: str) -> property:
+    """The function of a guarded tool, as its attribute: who calls it directly makes a call of the ledger as well."""
+
+    def function_of(self: BaseTool) -> Callable[..., Any] | None:
+        function = kept_function(self, is_async=name == "coroutine")
+        if function is None:
+            return None
+        return (_called_awaited if body.tool.is_async else _called)(guard, body, function)
+
+    return property(function_of)
+
+
+def _called(guard: Guard, body: Body, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        call = BodyCall(body=body, run=function, invocation=Invocation(None))
+        arguments, invoke = call.prepare(*_by_name(body, function, args, kwargs))
+        with _leaving(), call.judged():
+            value = guard.call_tool(body.tool, arguments, invoke)
+        return call.delivered(value)
+
+    return called
+
+
+def _called_awaited(guard: Guard, body: Body, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def called(*args: Any, **kwargs: Any) -> Any:
+        call = BodyCall(body=body, run=function, invocation=Invocation(None))
+        arguments, invoke = call.prepare(*_by_name(body, function, args, kwargs))
+        with _leaving(), call.judged():
+            value = await guard.acall_tool(body.tool, arguments, invoke)
+        return call.delivered(value)
+
+    return called
+
+
+def _by_name(
+    body: Body, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of a direct call as LangChain hands them over: by name, or to a tool of one input by position."""
+    signature = inspect.signature(function)
+    given = signature.bind(*args, **kwargs)
+    named = {**dict(zip(signature.parameters, given.args, strict=False)), **given.kwargs}
+    if {*named} <= {*body.shape.names, *body.shape.hidden}:
+        return (), named
+    return given.args, given.kwargs
+
+
+@contextlib.contextmanager
+def _leaving() -> Iterator[None]:
+    """What no caller may swallow leaves so that none can."""
+    try:
+        yield
+    except SagaspanError as error:
+        if told(error) is not None:
+            raise
+        raise errors.leaving(error) from error.__cause__
 
 
 def _unguarded(tool: BaseTool, guarded: BaseTool) -> BaseTool:

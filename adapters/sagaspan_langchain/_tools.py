@@ -11,7 +11,8 @@ from langchain_core.tools import BaseTool
 from sagaspan import ConfigurationError, Guard, Policy
 from sagaspan.adapters import PolicyBook, guard_function, tool_behind, under_name
 from sagaspan_langchain._bodies import body_of, function_of, keeps_functions
-from sagaspan_langchain._marks import guard_of
+from sagaspan_langchain._bypasses import way_past_the_body
+from sagaspan_langchain._marks import guard_of, own_class
 from sagaspan_langchain._subclasses import guarded_twin
 
 
@@ -46,6 +47,9 @@ def guard_tool(guard: Guard, tool: BaseTool, book: PolicyBook, peers: Mapping[st
         _refuse_policy(tool.name, book)
         return guarded_twin(guard, tool, sync=None, async_=None)
     policy = _with_compensation(tool.name, guard.policy_for(tool.name, Policy(), book), peers)
+    way = way_past_the_body(own_class(tool))
+    if way is not None:
+        refuse_bypass(guard, tool.name, book, f"its class runs it in {way!r} without its body")
     sync = body_of(guard, tool, policy, is_async=False)
     return guarded_twin(guard, tool, sync=sync, async_=body_of(guard, tool, policy, is_async=True))
 
@@ -64,6 +68,15 @@ def _guarded_item(guard: Guard, item: Any, book: PolicyBook, peers: Mapping[str,
 
 def _is_function(item: Any) -> bool:
     return callable(item) and hasattr(item, "__name__") and not isinstance(item, type)
+
+
+def refuse_bypass(guard: Guard, name: str, book: PolicyBook, how: str) -> None:
+    """Raise ``ConfigurationError`` if a tool has a policy that would not hold, because of ``how`` it is reached."""
+    if guard.policy_for(name, Policy(), book) != Policy():
+        raise ConfigurationError(
+            f"the policy of the tool {name!r} would not hold: {how}, past the guard; call it with "
+            "invoke(...), let it do its work in _run or _arun, or guard the function itself with @guard.tool"
+        )
 
 
 def _refuse_policy(name: str, book: PolicyBook) -> None:

@@ -142,6 +142,7 @@ _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
 _UNREADABLE = "tests/adapters/functions/test_unreadable.py::"
 _THREADS: Final = "tests/adapters/langchain/test_threads.py::"
+_BYPASSES: Final = "tests/adapters/langchain/test_bypasses.py::"
 _INTERRUPTS: Final = "tests/adapters/langchain/test_interrupts.py::"
 _CONTENT = "tests/adapters/functions/test_content.py::"
 
@@ -1862,6 +1863,60 @@ RULES: Final[tuple[Rule, ...]] = (
         old="return invoked(original, _guarded(self), args, kwargs)",
         new="return original(self, *args, **kwargs)",
         tests=("tests/adapters/langchain/test_shapes.py::test_a_failure_undoes_what_the_agent_did",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="A gated tool in a thread that a wrapped agent started, and that lost the context, is guarded.",
+        file="adapters/sagaspan_langchain/_reach.py",
+        old="or _threads.started_in() is not None\n",
+        new="\n",
+        tests=(_BYPASSES + "test_a_gated_tool_in_a_lost_thread_does_not_run",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="So is one in a job of a pool, whose threads are older than the agent's step.",
+        file="adapters/sagaspan_langchain/_threads.py",
+        old="functools.partial(_within, step, fn), *args",
+        new="fn, *args",
+        tests=(_BYPASSES + "test_a_job_of_the_loops_own_pool",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A thread that loses the context is in the run of the step that started it.",
+        file="adapters/sagaspan_langchain/_reach.py",
+        old="            step.run.activate()\n            stack.callback(step.run.deactivate)\n",
+        new="            pass\n",
+        tests=(_BYPASSES + "test_a_tool_in_a_lost_thread_is_a_step_of_the_run",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="A gated tool whose body the code of an agent calls directly is refused when the agent is wrapped.",
+        file="adapters/sagaspan_langchain/_reach.py",
+        old="            refuse_bypass(self.guard, name, self.book,",
+        new="            print(self.guard, name, self.book,",
+        tests=(_BYPASSES + "test_code_that_calls_the_body_of_a_gated_tool_is_refused",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="A gated tool whose class runs it without its body is refused.",
+        file="adapters/sagaspan_langchain/_tools.py",
+        old="    if way is not None:\n",
+        new="    if False:\n",
+        tests=(
+            _BYPASSES + "test_a_class_that_runs_itself_is_refused_if_it_is_gated",
+            _BYPASSES + "test_one_that_is_made_on_the_way_is_refused_there",
+        ),
+    ),
+    Rule(
+        section="design 4.1",
+        rule="The function of a guarded tool is guarded, too, whoever calls it directly.",
+        file="adapters/sagaspan_langchain/_subclasses.py",
+        old="            if body is not None:\n                setattr(",
+        new="            if body is None:\n                setattr(",
+        tests=(
+            _BYPASSES + "test_the_function_of_a_guarded_tool_is_guarded",
+            _BYPASSES + "test_a_tool_that_calls_another_ones_function",
+        ),
     ),
     Rule(
         section="design 4.3",
