@@ -27,15 +27,15 @@ from sagaspan import _said as said
 from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
+from sagaspan._billed import costs_nothing
 from sagaspan._call import Call
 from sagaspan._checks import check_choice
 from sagaspan._clock import now_us
 from sagaspan._context import current_run
 from sagaspan._headroom import affordable_output
-from sagaspan._outcome import never_happened
 from sagaspan._tool import Tool, tool_of
 from sagaspan.amounts import MAX_AMOUNT, Unit
-from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, Refused, StoreUnavailable
+from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, StoreUnavailable
 from sagaspan.ledger.attempts import Ended
 from sagaspan.ledger.budgets import AS_RESERVED, ONLY_COUNTED, Spent
 from sagaspan.ledger.ledger import Claim
@@ -364,7 +364,7 @@ class LlmCall:
 
     def _is_free(self, error: BaseException) -> bool:
         """Whether ``error`` proves that nothing is billed: nothing does once an answer has begun."""
-        return not self._answers and (isinstance(error, Refused) or never_happened(error, self._handling))
+        return not self._answers and costs_nothing(error, self._handling)
 
     def _spent(self, usage: Usage) -> Spent:
         cost = self._cost or self._prices.price_of(self.model, usage, self.provider)

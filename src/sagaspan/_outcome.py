@@ -9,29 +9,17 @@ from __future__ import annotations
 
 import dis
 import logging
-import socket
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Final
 
+from sagaspan._chains import LOST, chain_of, never_sent, status_of
 from sagaspan.exceptions import NotApplied
 from sagaspan.policy import Outcome, Policy
 
 _log = logging.getLogger("sagaspan")
 _UNSURE_STATUS: Final = frozenset({408, 409, 425})
-_CONNECT_TIMEOUTS: Final = frozenset({"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError"})
-_CONNECT_FAILURES: Final = frozenset({"NewConnectionError", "NameResolutionError", "ClientConnectorError"})
-_CLIENTS: Final = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "aiohttp", "botocore"})
-_BROKEN: Final = frozenset({
-    "ReadTimeout", "WriteTimeout", "ReadError", "WriteError", "RemoteProtocolError", "ReadTimeoutError",
-    "ProtocolError", "ServerDisconnectedError", "ChunkedEncodingError", "ClientPayloadError", "ConnectionClosedError",
-})  # fmt: skip
-_TIMEOUTS: Final = frozenset({408, 499, 504, 524})
-"""What a gateway answers while the provider behind it may go on, and bill."""
-_STATUS_NAMES: Final = ("status_code", "http_status", "status")
-_LOST: Final = (TimeoutError, ConnectionError)
 _RAISE: Final = dis.opmap["RAISE_VARARGS"]
-_MAX_CHAIN: Final = 50
 
 
 def outcome_of(error: BaseException, policy: Policy, module: str, handling: BaseException | None) -> Outcome:
@@ -58,82 +46,27 @@ def _proves_nothing_happened(error: BaseException, policy: Policy, module: str, 
         return False
     if isinstance(error, (NotApplied, *policy.not_applied)):
         return True
-    chain = list(_chain(error, handling))
+    chain = list(chain_of(error, handling))
     for link in chain:  # the outermost that says anything decides: what came before it may be of another request
-        if _never_sent(link) or _refused(link):
+        if never_sent(link) or _refused(link):
             return True
         if _in_doubt(link):
             return False
     return len(chain) == 1 and _raised_by(module, error)
 
 
-def never_happened(error: BaseException, handling: BaseException | None) -> bool:
-    """Whether ``error``, of a client that asked a model, proves that nothing is billed.
-
-    Providers bill for answers: a request that was not sent, or that an HTTP status refused, costs nothing. A gateway's
-    timeout is no refusal. ``handling`` is what was being handled before it was asked: it is of another request.
-    """
-    try:
-        for link in _chain(error, handling):  # the outermost that says anything decides, as of a tool
-            status = _status(link)
-            if isinstance(link, NotApplied) or _never_sent(link):
-                return True
-            if status is not None and status >= 400:
-                return status not in _TIMEOUTS
-            if isinstance(link, _LOST) or _is_of_client(link, _BROKEN):
-                return False
-    except Exception:  # noqa: BLE001 - an error's own property that breaks proves nothing
-        return False
-    return False
-
-
-def _chain(error: BaseException, handling: BaseException | None) -> Iterator[BaseException]:
-    """``error`` and what led to it, up to what was being handled before the body started."""
-    link: BaseException | None = error
-    for _ in range(_MAX_CHAIN):
-        if link is None or link is handling:
-            return
-        yield link
-        link = link.__context__ if link.__cause__ is None else link.__cause__
-
-
-def _never_sent(error: BaseException) -> bool:
-    if isinstance(error, ConnectionRefusedError | socket.gaierror):
-        return True
-    return _is_of_client(error, _CONNECT_TIMEOUTS | _CONNECT_FAILURES)
-
-
-def _is_of_client(error: BaseException, names: frozenset[str]) -> bool:
-    kinds = type(error).__mro__
-    return any(kind.__name__ in names and kind.__module__.partition(".")[0] in _CLIENTS for kind in kinds)
-
-
 def _refused(error: BaseException) -> bool:
-    status = _status(error)
+    status = status_of(error)
     return status is not None and 400 <= status < 500 and status not in _UNSURE_STATUS
 
 
 def _in_doubt(error: BaseException) -> bool:
     """Whether the error itself says that a request was sent and nobody knows what became of it."""
-    return isinstance(error, _LOST) or _unsure(_status(error))
+    return isinstance(error, LOST) or _unsure(status_of(error))
 
 
 def _unsure(status: int | None) -> bool:
     return status is not None and (status >= 500 or status in _UNSURE_STATUS)
-
-
-def _status(thing: object) -> int | None:
-    """The HTTP status of an error or response, found by duck typing as httpx, requests, Stripe and boto keep it."""
-    for name in _STATUS_NAMES:
-        value = getattr(thing, name, None)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    response = getattr(thing, "response", None)
-    if isinstance(response, dict):  # botocore
-        metadata = response.get("ResponseMetadata")
-        code = metadata.get("HTTPStatusCode") if isinstance(metadata, dict) else None
-        return code if isinstance(code, int) else None
-    return None if response is None or response is thing else _status(response)
 
 
 def _raised_by(module: str, error: BaseException) -> bool:
@@ -158,7 +91,7 @@ def _holds_unsure_response(frame: FrameType) -> bool:
     """Whether a local of the tool's frame is a response that leaves it open whether the effect happened."""
     for value in list(frame.f_locals.values()):
         try:
-            if _unsure(_status(value)):
+            if _unsure(status_of(value)):
                 return True
         except Exception:  # noqa: BLE001 - a property of somebody's object; what cannot be read proves nothing
             return True

@@ -84,6 +84,7 @@ _PRICES = "src/sagaspan/llm/prices.py"
 _READ_USAGE = "src/sagaspan/llm/responses.py"
 _DEMANDS = "src/sagaspan/llm/demands.py"
 _LLM = "src/sagaspan/_llm.py"
+_BILLED = "src/sagaspan/_billed.py"
 _SAID = "src/sagaspan/_said.py"
 _HEADROOM = "src/sagaspan/_headroom.py"
 _TOLD = "src/sagaspan/_told.py"
@@ -137,6 +138,7 @@ _TARIFFS = "tests/llm/test_tariff.py::"
 _PRICE = "tests/llm/test_prices.py::"
 _USAGE = "tests/llm/test_responses.py::"
 _REQUESTS = "tests/llm/test_demands.py::"
+_BILL = "tests/llm/test_bills.py::"
 _METERING = "tests/llm/test_metering.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
@@ -424,8 +426,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 5",
         rule="A lost connection or a timeout proves nothing, whoever raises it.",
         file=_OUTCOME,
-        old="    return isinstance(error, _LOST) or _unsure(_status(error))",
-        new="    return _unsure(_status(error))",
+        old="    return isinstance(error, LOST) or _unsure(status_of(error))",
+        new="    return _unsure(status_of(error))",
         tests=("tests/test_outcome.py::test_exceptions_without_http",),
     ),
     Rule(
@@ -3559,25 +3561,49 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(c) 4",
         rule="A request that was lost may be billed, whatever was refused before it.",
-        file=_OUTCOME,
-        old="            if isinstance(link, _LOST) or _is_of_client(link, _BROKEN):\n",
-        new="            if False:\n",
+        file=_BILLED,
+        old="        if was_lost(link):\n",
+        new="        if False:\n",
         tests=(_UNREADABLE + "test_a_retry_in_the_block_of_a_call_may_be_billed",),
     ),
     Rule(
         section="(c) 4",
         rule="The timeout of a gateway is no refusal of the provider.",
-        file=_OUTCOME,
-        old="                return status not in _TIMEOUTS\n",
-        new="                return True\n",
+        file=_BILLED,
+        old="is_client and status not in _GATEWAYS and",
+        new="is_client and",
         tests=(_UNREADABLE + "test_a_gateway_s_timeout_is_no_refusal",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="What something else was refused with proves nothing of a model's bill.",
+        file=_BILLED,
+        old="            return is_client and status",
+        new="            return status",
+        tests=(_BILL + "test_what_was_refused_by_something_else_is_no_proof",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="Only a request that can ask a model proves by its refusal that none was asked.",
+        file=_BILLED,
+        old=" and _may_ask_a_model(link)\n",
+        new="\n",
+        tests=(_BILL + "test_what_was_refused_by_something_else_is_no_proof",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="A refusal that was handled in the block of a call proves nothing of what was asked after it.",
+        file=_BILLED,
+        old="        if not of_request and link.__cause__ is None:\n",
+        new="        if False:\n",
+        tests=(_BILL + "test_what_was_refused_by_something_else_is_no_proof",),
     ),
     Rule(
         section="(c) 6",
         rule="Nothing proves that an answer that has begun costs nothing.",
         file=_LLM,
-        old="        return not self._answers and (",
-        new="        return (",
+        old="        return not self._answers and costs_nothing",
+        new="        return costs_nothing",
         tests=(_METERING + "test_an_answer_that_has_begun_costs_whatever_ends_it",),
     ),
     Rule(

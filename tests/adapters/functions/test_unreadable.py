@@ -219,7 +219,7 @@ def test_a_retry_in_the_block_of_a_call_may_be_billed(guard: Guard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "spent"), [(408, ALL), (504, ALL), (524, ALL), (401, 0), (429, 0), (500, 0), (503, 0)]
+    ("status", "spent"), [(408, ALL), (502, ALL), (504, ALL), (524, ALL), (401, 0), (429, 0), (500, 0), (503, 0)]
 )
 def test_a_gateway_s_timeout_is_no_refusal(guard: Guard, status: int, spent: Decimal) -> None:
     """The provider behind it may go on, and bill."""
