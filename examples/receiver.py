@@ -17,6 +17,7 @@ import json
 import os
 import pwd
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from typing import Any
 
 TOLERANCE_SECONDS = 300
 MAX_BYTES = 256 * 1024
+COLUMNS = 77
 
 Decide = Callable[[dict[str, Any]], dict[str, Any] | None]
 """What is answered to a question: ``{"decision": "approve" | "deny" | "edit", "by": ..}``, or None: later."""
@@ -118,7 +120,10 @@ class Receiver:
 
 
 def ask(question: dict[str, Any]) -> dict[str, Any] | None:
-    """Ask whoever sits here, with the text that sagaspan made: it can be shown as it is."""
+    """Ask whoever sits here, with the text that sagaspan made: it can be shown as it is, in rows of 76 columns."""
+    if shutil.get_terminal_size().columns < COLUMNS:
+        print(f"make this terminal {COLUMNS} columns wide: folded by it, a part of a value would look like a line")
+        return None
     print("\n" + question["text"])
     word = input("[a]pprove, [d]eny, [e]dit or [l]ater? ").strip().lower()
     by = {"by": pwd.getpwuid(os.getuid()).pw_name}
@@ -127,7 +132,7 @@ def ask(question: dict[str, Any]) -> dict[str, Any] | None:
     if word == "d":
         return {"decision": "deny", **by, "reason": input("Why? ")}
     if word == "e":
-        print(json.loads(question["subject"])["arguments"])
+        print(json.dumps(json.loads(question["subject"])["arguments"]))  # ASCII: nothing in it is obeyed
         return {"decision": "edit", **by, "arguments": json.loads(input("All arguments as a JSON object: "))}
     return None
 

@@ -16,7 +16,7 @@ ADAPTERS = ROOT / "adapters"
 BASE = {
     "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
     "loops", "_clock", "_fork", "_frozen", "_owner", "_home", "rendering", "assurance",
-    "_strict_json",
+    "_strict_json", "_characters", "_scripts",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
@@ -55,13 +55,15 @@ ALLOWED = {
     "_signals": {"loops", "ledger.records"},
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "middleware.loop"},
-    "rendering": {"codecs"},
+    "_characters": set(),
+    "_scripts": {"_characters"},
+    "rendering": {"codecs", "_characters", "_scripts"},
     "assurance": set(),
     "_strict_json": set(),
     "signing": {"exceptions", "_strict_json"},
     "_post": {"exceptions", "_clock"},
     "webhooks": BASE | {"_post", "approvers", "signing", "ledger.grants"},
-    "approvers": {"exceptions", "_checks", "_compensation", "_console", "assurance", "ledger.records"},
+    "approvers": {"exceptions", "_checks", "_compensation", "_console", "assurance", "ledger.records", "rendering"},
     "_gates": {"exceptions", "_checks", "_compensation", "expressions", "policy"},
     "_console": BASE | {"approvers"},
     "_approvals": BASE | {"ledger", "_backends", "approvers", "expressions", "webhooks"},

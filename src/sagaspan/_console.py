@@ -1,6 +1,7 @@
 """The console approver: one question at a time, on the terminal of the process that asks.
 
-It shows ``request.text``, which the library made of the bytes that are decided about, and nothing else.
+It shows ``request.text``, which the library made of the bytes that are decided about, and nothing else; all of them if
+somebody asks for what is shortened.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from sagaspan import _owner as owner
 from sagaspan import _strict_json as strict_json
 from sagaspan import codecs
 from sagaspan.approvers import LATER, ApprovalRequest, Approve, Deny, Edit
+from sagaspan.rendering import few, folded, render_subject
 
 _QUESTION: Final = "[a]pprove, [d]eny, [e]dit or [l]ater? "
+_QUESTION_OF_CUT: Final = "[a]pprove, [d]eny, [e]dit, [f]ull or [l]ater? "
 _one_at_a_time = fork.new_lock()
 
 
@@ -35,16 +38,12 @@ class Console:
 
     def decide(self, request: ApprovalRequest, /) -> Any:
         """What is typed; asked again until it is an answer."""
-        from rich.console import Console as RichConsole
-        from rich.panel import Panel
-        from rich.text import Text
-
-        screen = RichConsole(stderr=True)
         with _one_at_a_time:
-            screen.print(Panel(Text(request.text), title="Approve exactly this?", border_style="yellow"))
+            show(request.text, title="Approve exactly this?")
             try:
                 while True:
-                    answer = self._answer(self._read(_QUESTION).strip().lower(), request)
+                    question = _QUESTION_OF_CUT if request.cut else _QUESTION
+                    answer = self._answer(self._read(question).strip().lower(), request)
                     if answer is not None:
                         return answer
             except EOFError:
@@ -58,16 +57,32 @@ class Console:
             return Deny(self._read("Why? The model is told: ") or None)
         if word in ("l", "later"):
             return LATER
+        if word in ("f", "full"):
+            show(request.whole, title="All that is decided about")
         return self._edit(request) if word in ("e", "edit") else None
 
     def _edit(self, request: ApprovalRequest) -> Edit | None:
-        names = ", ".join(request.args)
+        names = few(tuple(name for name, _ in render_subject(request.subject).lines))
         with contextlib.suppress(ValueError):
             value = strict_json.loads(self._read(f"All arguments ({names}) as a JSON object: "))
             if isinstance(value, dict):
                 arguments = {name: codecs.decode(codecs.dump(item)) for name, item in value.items()}
                 return Edit(arguments, roles=owner.os_groups())
+        sys.stderr.write("That is no JSON object.\n")
         return None
+
+
+def show(text: str, *, title: str) -> None:
+    """Show a text of the library's between two rules, folded here: nothing is left for the terminal to fold."""
+    from rich.console import Console as RichConsole
+    from rich.text import Text
+
+    screen = RichConsole(stderr=True, highlight=False)
+    shown = Text(folded(text, screen.width))
+    shown.highlight_regex(r"(?m)^warning .*(\n  \| .*)*", style="bold red")
+    screen.rule(title, style="yellow")
+    screen.print(shown, soft_wrap=True)
+    screen.rule(style="yellow")
 
 
 def somebody_is_there() -> bool:

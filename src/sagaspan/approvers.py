@@ -17,6 +17,7 @@ from sagaspan._compensation import is_async_callable
 from sagaspan.assurance import LEVELS, Assurance
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.records import ApprovalState
+from sagaspan.rendering import render_subject
 
 LATER: Final = "later"
 """The answer of an approver that does not decide: somebody else does, later."""
@@ -27,7 +28,7 @@ class ApprovalRequest:
     """A question about exactly one call. ``args`` are what the tool would get, read back from what was hashed.
 
     ``digest`` stands for tool, scope and arguments: it is the hash of ``subject``. ``text`` is what people are shown of
-    it, and ``shown`` its hash.
+    it, in rows of at most 76 columns, and ``shown`` its hash; ``cut`` are the arguments of which it has a part only.
     ``approvers`` people must agree, each with one of ``roles`` if there are any, and known at least as surely as
     ``assurance`` says; ``approved_by`` are those who have. ``edits`` is the request that this one took the place of.
     """
@@ -54,9 +55,15 @@ class ApprovalRequest:
     ended: dt.datetime | None
     version: int
     assurance: str | None = None
+    cut: tuple[str, ...] = ()
     shown: str = ""
     subject: str = field(repr=False, default="")
     text: str = field(repr=False, default="")
+
+    @property
+    def whole(self) -> str:
+        """The arguments as in ``text``, but with nothing left out: all that ``digest`` covers, however long."""
+        return render_subject(self.subject, whole=True).text
 
 
 @dataclass(frozen=True, slots=True)

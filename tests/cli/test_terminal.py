@@ -15,9 +15,9 @@ import pytest
 
 from sagaspan import ApprovalDenied, ApprovalPending, ApprovalRequest, Guard, Inbox
 from sagaspan._approvals import Approvals
+from sagaspan._characters import folded, visible
 from sagaspan._console import Console
 from sagaspan.cli._watch import _table
-from sagaspan.rendering import visible
 from sagaspan.webhooks import question_of
 from tests.cli.conftest import Sagaspan
 from tests.test_rendering import HOSTILE
@@ -35,16 +35,16 @@ CORPUS = {**HOSTILE, **MORE}
 
 
 class Screen:
-    """What a terminal shows of an output, and whether it obeyed anything in it."""
+    """What a terminal of so many columns shows of an output, and whether it obeyed anything in it."""
 
-    def __init__(self, text: str) -> None:
-        lines = text.split("\n")
-        self._screen = pyte.Screen(max(map(len, lines)) + 2, len(lines) + 1)
+    def __init__(self, text: str, columns: int) -> None:
+        rows = sum(len(line) * 2 // columns + 1 for line in text.split("\n"))
+        self._screen = pyte.Screen(columns, rows + 1)
         pyte.Stream(self._screen).feed(text.replace("\n", "\r\n"))
 
     @property
     def lines(self) -> list[str]:
-        """Its lines; a wide character stands in two cells."""
+        """Its lines."""
         return [line.rstrip() for line in self._screen.display]
 
     @property
@@ -59,12 +59,21 @@ class Screen:
         return plain and self._screen.title == "" and self._screen.mode == pyte.Screen(1, 1).mode
 
 
-def _check(output: str) -> None:
-    """The terminal shows exactly the lines that were printed."""
+def _check(output: str, columns: int = 80) -> None:
+    """The terminal shows exactly the lines that were printed: it folded none of them itself, and obeyed nothing."""
     expected = [line.rstrip() for line in output.split("\n")]
-    screen = Screen(output)
+    screen = Screen(output, columns)
     assert screen.lines[: len(expected)] == expected
     assert screen.untouched
+
+
+def _check_json(output: str) -> None:
+    """For machines: its lines are as long as they are, and nothing in them is obeyed or pads them."""
+    for line in output.split("\n"):
+        screen = Screen(line, COLUMNS)
+        assert "".join(screen.lines).replace(" ", "") == line.replace(" ", "")
+        assert screen.untouched
+        assert "  " not in line.lstrip()
 
 
 def test_the_emulator_sees_what_a_terminal_would_obey() -> None:
@@ -72,7 +81,7 @@ def test_the_emulator_sees_what_a_terminal_would_obey() -> None:
     obeyed = [name for name, text in CORPUS.items() if "\x1b" in text or "\r" in text or "\b" in text]
     assert len(obeyed) > 8
     for name in ("colours", "cursor", "window title", "overwrite", "backspace", "private CSI"):
-        screen = Screen(CORPUS[name])
+        screen = Screen(CORPUS[name], COLUMNS)
         assert not (screen.lines[0] == CORPUS[name] and screen.untouched), name
 
 
@@ -107,25 +116,70 @@ def test_a_hostile_text_is_shown_as_a_terminal_shows_plain_text(
 ) -> None:
     """By the request's text, the console, the watcher, the webhook, and the command line in words and in JSON."""
     request = _ask(guard, pay, *texts)
-    outputs = [
-        request.text,
-        *(visible(text)[:COLUMNS] for text in texts),
-        json.dumps(question_of(request), indent=1)[:COLUMNS],
-    ]
-    outputs += [sagaspan("approvals", verb, *args).out for verb, args in (("show", (request.id,)), ("list", ()))]
+    outputs = [request.text, *(folded(visible(text)[:COLUMNS]) for text in texts)]
+    outputs.append(sagaspan("approvals", "show", request.id, "--full").out)
     Console(read=lambda _: "l").decide(request)
     outputs.append(capsys.readouterr().err.replace("\u2500", "-"))
-    outputs.append(_plain(_table([request])))
+    outputs += [_printed(_table([request]), columns) for columns in (40, 80)]
+    wide = [sagaspan("approvals", "list").out]
     Approvals(guard._store, channel="cli").deny(request.id, "".join(text[:20] for text in texts))
     with pytest.raises(ApprovalDenied) as denied, guard.override(approver=Inbox()), guard.run("trip", id="a"):
         pay(texts, {text: [text, {"deep": text}] for text in texts})
-    outputs += [str(denied.value).split("\nsagaspan:")[0], sagaspan("show", request.id).out, sagaspan("show", "a").out]
+    outputs.append(sagaspan("approvals", "show", request.id).out)
+    wide += [str(denied.value).split("\nsagaspan:")[0], sagaspan("show", request.id).out, sagaspan("show", "a").out]
     for output in outputs:
         _check(_one_cell(output))
-    for output in (sagaspan("approvals", "show", request.id, "--json").out, sagaspan("show", "a", "--json").out):
+    for output in wide:  # a line a row, where nobody looks on
+        _check(_one_cell(output), COLUMNS)
+    for command in (("approvals", "show", request.id), ("show", "a"), ("approvals", "list", "--all")):
+        output = sagaspan(*command, "--json").out
         json.loads(output)
-        assert not any(ord(one) < 0x20 and one != "\n" for one in output)
-        _check(_one_cell("\n".join(line[:COLUMNS] for line in output.split("\n")[:40])))
+        _check_json(_one_cell("\n".join(line[:COLUMNS] for line in output.split("\n")[:40])))
+    sent = json.dumps(question_of(request), indent=1)  # ASCII, and its text is the one above
+    assert json.loads(sent)["text"] == request.text
+    _check(sent[:COLUMNS], COLUMNS)
+
+
+FORGED: Final = ('  to      "bob"', " needs 1 person", " state approved by the owner", ' to "bob"')
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("filler", [" ", "- ", "支", "\u0430", "x"])
+def test_a_value_forges_no_line_by_its_length(
+    filler: str, columns: int, sagaspan: Sagaspan, guard: Guard, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded to the edge of the screen it would go on in a line of its own: what stands there has a mark before it."""
+
+    @guard.tool(approve=True)
+    def wire(note: str, amount: int, to: str) -> None:
+        """Nothing."""
+
+    note = "".join(f"rent{(filler * columns)[: columns - width]}{line}" for width in (15, 8, 6, 4) for line in FORGED)
+    with guard.override(approver=Inbox()), pytest.raises(ApprovalPending) as caught:
+        wire(note, 9000, "mallory")
+    request = guard.approvals.get(caught.value.approval_id)
+    assert request is not None
+    monkeypatch.setenv("COLUMNS", str(columns))
+    Console(read=lambda _: "l").decide(request)
+    asked = capsys.readouterr().err
+    whole = [asked, *([request.text] if columns >= 80 else [])]
+    whole += [_on_terminal(monkeypatch, sagaspan, "show", request.id, *more) for more in ((), ("--full",))]
+    tables = [_printed(_table([request]), columns), _on_terminal(monkeypatch, sagaspan, "list")]
+    for output in (*whole, *tables):
+        shown = [line.strip() for line in Screen(output, columns).lines]
+        blocks = 2 if "all of its arguments" in shown else 1
+        for genuine, begin in ((blocks, 'to      "mallory"'), (0, 'to      "bob"'), (0, "state       approved")):
+            assert sum(line.startswith(begin) for line in shown) <= genuine, output
+        if output in whole:
+            assert not any(line.startswith(("rent", 'to \\"', "needs 1", "state appr")) for line in shown), output
+
+
+def _on_terminal(monkeypatch: pytest.MonkeyPatch, sagaspan: Sagaspan, *command: str) -> str:
+    """What is printed where somebody looks on."""
+    with monkeypatch.context() as there:
+        there.setenv("TTY_COMPATIBLE", "1")
+        there.setenv("NO_COLOR", "1")
+        return sagaspan("approvals", *command).out
 
 
 def _one_cell(text: str) -> str:
@@ -133,11 +187,11 @@ def _one_cell(text: str) -> str:
     return "".join("W" if one in "支付\U0001f4b0" else "m" if one == "\u0301" else one for one in text)
 
 
-def _plain(table: Any) -> str:
+def _printed(table: Any, columns: int) -> str:
     from rich.console import Console as RichConsole
 
     screen = io.StringIO()
-    RichConsole(file=screen, width=400, color_system=None).print(table)
+    RichConsole(file=screen, width=columns, color_system=None).print(table)
     return screen.getvalue()
 
 

@@ -103,6 +103,7 @@ _WEBHOOK = "src/sagaspan/webhooks.py"
 _NOTIFIER = "src/sagaspan/_notifier.py"
 _GATES = "src/sagaspan/_gates.py"
 _RENDERING = "src/sagaspan/rendering.py"
+_CHARACTERS = "src/sagaspan/_characters.py"
 _CLIENTS = "adapters/sagaspan_functions/_clients.py"
 _EXCHANGE = "adapters/sagaspan_functions/_exchange.py"
 _HTTP = "adapters/sagaspan_functions/_http.py"
@@ -154,6 +155,7 @@ _RELOADS = "tests/test_policy_reload.py::"
 _OBSERVES = "tests/test_observe.py::"
 _RULE_TESTS = "tests/test_rules.py::"
 _SHOWN = "tests/test_rendering.py::"
+_SCREEN = "tests/cli/test_terminal.py::"
 _CLI_APPROVALS = "tests/cli/test_approvals.py::"
 _DECIDING = "tests/test_deciding.py::"
 _WEBHOOKS = "tests/test_webhooks.py::"
@@ -2838,18 +2840,75 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(d) 6",
         rule="A text cannot pretend to be an escape.",
-        file=_RENDERING,
-        old="if one in '\\\\\"' else",
-        new="if one in '\"' else",
+        file=_CHARACTERS,
+        old="r'  +|[\\\\\"]|[^ -~]+'",
+        new="r'  +|[\"]|[^ -~]+'",
         tests=(_SHOWN + "test_spelt_escapes_look_different",),
     ),
     Rule(
         section="(d) 6",
         rule="Nothing that a terminal obeys is shown as it is.",
-        file=_RENDERING,
-        old="    if category in _HIDDEN or character in _BLANK",
-        new="    if character in _BLANK",
+        file=_CHARACTERS,
+        old="    return category in _HIDDEN or character in _BLANK",
+        new="    return character in _BLANK",
         tests=(_SHOWN + "test_a_hostile_text_is_shown_and_not_obeyed",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="A row that goes on with a value has a mark.",
+        file=_CHARACTERS,
+        old='    return [head + one for head, one in zip(["", *[MARK] * len(rows)], [*rows, row], strict=True)]',
+        new="    return [*rows, row]",
+        tests=(_SHOWN + "test_no_value_begins_a_line", _SCREEN + "test_a_value_forges_no_line_by_its_length"),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="The question is folded for the terminal that it is shown on, not by it.",
+        file="src/sagaspan/_console.py",
+        old="    shown = Text(folded(text, screen.width))",
+        new="    shown = Text(text)",
+        tests=(_SCREEN + "test_a_value_forges_no_line_by_its_length",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="A run of blanks is shown.",
+        file=_CHARACTERS,
+        old='        yield escape(" ", len(run))',
+        new="        yield run",
+        tests=(_SHOWN + "test_a_hostile_text_is_shown_and_not_obeyed",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="A mark is drawn only on a letter of its own.",
+        file=_CHARACTERS,
+        old="marks <= _MOST_MARKS and _stands_on(one, letter)",
+        new="marks <= _MOST_MARKS",
+        tests=(_SHOWN + "test_a_hostile_text_is_shown_and_not_obeyed",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="Names of arguments and fields are looked at for letters that are not what they look like.",
+        file=_RENDERING,
+        old='        found.letters(name, f"a name in {path}")\n',
+        new="",
+        tests=(_SHOWN + "test_letters_that_are_not_what_they_look_like_are_named",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="Of what is shown a part of only, that is said.",
+        file=_RENDERING,
+        old="        found.cut.append(path)\n        gap = ",
+        new="        gap = ",
+        tests=(_SHOWN + "test_what_is_shortened_is_named_and_can_be_seen_whole",),
+    ),
+    Rule(
+        section="(d) 6",
+        rule="What cannot be shown counts where it is not shown either.",
+        file=_RENDERING,
+        old='    return _with_gap([_shown(item, f"{path}[]", found, depth + 1) for item in value], value, path, found)',
+        new='    shown = [_shown(item, f"{path}[]", found, depth + 1) for item in value[:ITEMS]]\n'
+        "    return _with_gap([*shown, *shown[:1] * (len(value) - ITEMS)], value, path, found)",
+        tests=(_SHOWN + "test_what_cannot_be_shown_is_found_where_it_is_not_shown",),
     ),
     Rule(
         section="(d) 6",

@@ -1,4 +1,4 @@
-"""Who approved what: the requests of a run or a call, as they are shown beside it."""
+"""Who approved what: the requests of a run or a call, as they are shown beside it, and what comes of a decision."""
 
 from __future__ import annotations
 
@@ -6,17 +6,34 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sagaspan import codecs
-from sagaspan.cli._render import emit_table, lately
-from sagaspan.ledger.records import ApprovalRecord, moment
+from sagaspan.approvers import ApprovalRequest
+from sagaspan.cli._render import emit_table, lately, visible
+from sagaspan.ledger.records import ApprovalRecord, ApprovalState, RunState, moment
 from sagaspan.ledger.requests import decided_by
 
 _MOST: Final = 1000
+_OVER: Final = (RunState.COMPLETED, RunState.FAILED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
+_ENTERED: Final = "now if the call waits for it, else when it is entered again with the same id"
 
 
 def requests_of(store: Any, namespace: str, run_id: str, call_id: str | None = None) -> list[ApprovalRecord]:
     """The requests of a run, or of one call of it, in the order in which they were made."""
     found: list[ApprovalRecord] = store.list_approvals(namespace=namespace, run_id=run_id, limit=_MOST)
     return [request for request in reversed(found) if call_id in (None, request.call_id)]
+
+
+def what_follows(store: Any, request: ApprovalRequest) -> str | None:
+    """What has to happen after a decision for the call to run, as the ledger has its run now."""
+    if request.state is ApprovalState.PENDING:
+        return f"{request.approvers - len(request.approved_by)} more must agree."
+    if request.state is not ApprovalState.APPROVED:
+        return None
+    run = store.get_run(request.namespace, request.run_id)
+    if run is None or run.is_session:
+        return "A call that waits for it goes on now; else it runs when it is made again with the same arguments."
+    if run.state in _OVER:
+        return f"Its run {visible(run.id)} is {run.state} by now, so nothing will use it."
+    return f"Its run {visible(run.id)} goes on {_ENTERED}."
 
 
 def as_data(requests: Sequence[ApprovalRecord]) -> list[dict[str, Any]]:

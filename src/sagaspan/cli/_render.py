@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import click
 
-from sagaspan.rendering import is_hidden
-from sagaspan.rendering import visible as visible
+from sagaspan._characters import folded, spelt
+from sagaspan._characters import visible as visible
 
 _WHOLE: Final = frozenset({"what", "id", "run", "trace", "call", "#", "state", "status", "next", "started", "took"})
 _WIDE: Final = 16
@@ -28,6 +28,7 @@ _SAMPLED: Final = 500
 """The first rows of a table, by which its columns are laid out on a terminal."""
 
 _UNBOUNDED: Final = 100_000
+_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 _STYLES: Final = {
     "done": "green", "completed": "green", "compensated": "yellow", "running": "cyan", "compensating": "cyan",
@@ -49,14 +50,13 @@ def emit_line(data: Any) -> None:
 
 def _dumped(data: Any, indent: int | None = None) -> str:
     text = json.dumps(_plain(data), ensure_ascii=False, indent=indent, allow_nan=False)
-    # Nothing in it is obeyed by a terminal either: what hides, and a lone surrogate, stays an escape that JSON has.
-    return text if text.isascii() and "\x7f" not in text else "".join(map(_escaped, text))
+    # Nothing in it is obeyed by a terminal either, or pads a line to the edge of the screen: it is an escape that
+    # JSON has, and so is a lone surrogate. Raw, such characters stand only in strings.
+    return _STRING.sub(lambda found: spelt(found[0], _escaped), text)
 
 
-def _escaped(character: str) -> str:
-    if character == "\n" or not is_hidden(character):
-        return character
-    return json.dumps(character)[1:-1] if character != "\x7f" else "\\u007f"
+def _escaped(character: str, count: int) -> str:
+    return (f"\\u{ord(character):04x}" if character in " \x7f" else json.dumps(character)[1:-1]) * count
 
 
 def emit_table(
@@ -125,7 +125,7 @@ def _emit_lists(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
     longest = max(map(len, columns))
     for row in rows:
         for name, value in zip(columns, row, strict=True):
-            say(f"{name:<{longest}}  {_cell(value)}", _STYLES.get(str(value), ""))
+            emit_block(f"{name:<{longest}}  {_cell(value)}", _STYLES.get(str(value), ""))
         say("")
 
 
@@ -146,6 +146,11 @@ def say(text: str, style: str = "") -> None:
     from rich.text import Text
 
     console().print(Text(text, style=style), soft_wrap=True)
+
+
+def emit_block(text: str, style: str = "") -> None:
+    """Print what holds words of others, folded for this terminal, so that none of them begins a line."""
+    say(folded(text, console().width), style)
 
 
 def console() -> Any:

@@ -20,6 +20,7 @@ from sagaspan.approvers import LATER, Approve, Deny, Edit
 from sagaspan.cli._render import console, lately, say, short, visible
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger.records import ApprovalState
+from sagaspan.rendering import render_subject
 
 if TYPE_CHECKING:
     from sagaspan._approvals import Approvals
@@ -151,13 +152,7 @@ def _table(shown: list[ApprovalRequest]) -> Any:
         table.add_column(column)
     for number, request in enumerate(shown, 1):
         agreed = f"{len(request.approved_by)} of {request.approvers}"
-        row = (number, request.tool, short(arguments_shown(request), 60), request.run_id, agreed,
+        row = (number, request.tool, short(render_subject(request.subject).line, 60), request.run_id, agreed,
                lately(request.expires))  # fmt: skip
         table.add_row(*(Text(visible(cell)) for cell in row))
     return table
-
-
-def arguments_shown(request: ApprovalRequest) -> str:
-    """The arguments of a request in one line."""
-    lines = [line.split(None, 1) for line in request.text.split("\n")[1:] if line.startswith("  ")]
-    return ", ".join(" ".join(parts) for parts in lines)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sagaspan import _strict_json as strict_json
+from sagaspan._console import show
+from sagaspan.cli._decided import what_follows
 from sagaspan.cli._found import ambiguous, with_namespaces
 from sagaspan.cli._options import (
     NEEDS_PERSON,
@@ -18,15 +21,16 @@ from sagaspan.cli._options import (
     namespace_option,
     pass_settings,
 )
-from sagaspan.cli._render import emit_json, emit_line, emit_table, lately, say, visible
-from sagaspan.cli._watch import arguments_shown
+from sagaspan.cli._render import emit_block, emit_json, emit_line, emit_table, lately, say, short, visible
 from sagaspan.ledger.records import ApprovalState
+from sagaspan.rendering import render, render_subject
 
 if TYPE_CHECKING:
     from sagaspan._approvals import Approvals
     from sagaspan.approvers import ApprovalRequest
 
 _DIGEST = click.option("--digest", help="Only if it asks about exactly this; what `show` says.")
+_FULL = click.option("--full", is_flag=True, help="All of what is decided about, also of what is shown shortened.")
 _YES = click.option("--yes", "-y", is_flag=True, help="Do not ask: for scripts, which say --digest.")
 
 
@@ -76,24 +80,30 @@ def list_approvals(
 
 @approvals.command("show")
 @click.argument("request_id", metavar="ID")
+@_FULL
 @common_options
 @pass_settings
-def show_approval(settings: Settings, request_id: str) -> None:
-    """One request: everything of it, from exactly the bytes that are decided about."""
-    print_request(the_request(settings, request_id)[1], settings)
+def show_approval(settings: Settings, request_id: str, full: bool) -> None:
+    """One request, from exactly the bytes that are decided about."""
+    print_request(the_request(settings, request_id)[1], settings, full=full)
 
 
 @approvals.command()
 @click.argument("request_id", metavar="ID")
 @_DIGEST
 @_YES
+@_FULL
 @click.option("--grant", metavar="TOKEN", help="For who gave it to you: what `delegate` printed.")
 @common_options
 @pass_settings
-def approve(settings: Settings, request_id: str, digest: str | None, yes: bool, grant: str | None) -> None:
+def approve(settings: Settings, request_id: str, digest: str | None, yes: bool, full: bool, grant: str | None) -> None:
     """Agree to exactly what is shown; it is shown first."""
     view, request = the_request(settings, request_id)
-    _confirm(request, "Approve exactly this?", digest=digest, yes=yes)
+    parts = [
+        ("Approve exactly this?", request.text),
+        *([("All of its arguments", request.whole)] if full and request.cut else []),
+    ]
+    _confirm(request, parts, "Approve exactly this?", digest=digest, yes=yes)
     _say_decided(settings, view.approve(request.id, roles=_roles(), grant=grant, **_seen(request, digest)))
 
 
@@ -119,11 +129,8 @@ def edit(settings: Settings, request_id: str, arguments: str, digest: str | None
     """Agree to other arguments: all of them, as a JSON object. You are one of those who must agree."""
     view, request = the_request(settings, request_id)
     wanted = _parsed(arguments)
-    from sagaspan.rendering import render
-
-    if not yes:
-        click.echo("\n".join(f"  {name}  {value}" for name, value in render(_plain(wanted)).lines), err=True)
-    _confirm(request, "Run it with the arguments above instead of these?", digest=digest, yes=yes)
+    parts = [("Instead of this", request.text), ("Run it with these", render(_plain(wanted), whole=True).text)]
+    _confirm(request, parts, "Run it with these?", digest=digest, yes=yes)
     _say_decided(settings, view.edit(request.id, wanted, roles=_roles(), **_seen(request, digest)))
 
 
@@ -168,12 +175,14 @@ def watch(settings: Settings, interval: float, namespace: str | None) -> None:
         watching.changes(_say_change)
 
 
-def print_request(request: ApprovalRequest, settings: Settings) -> None:
-    """One request, and what to type next."""
+def print_request(request: ApprovalRequest, settings: Settings, *, full: bool = False) -> None:
+    """One request, and what to type next; ``full``: with all of its arguments."""
     if settings.as_json:
         emit_json(_as_data(request))
         return
-    click.echo(request.text)
+    emit_block(request.text)
+    if full and request.cut:
+        emit_block(f"all of its arguments\n{request.whole}")
     if request.state is ApprovalState.PENDING:
         for verb in ("approve", "deny"):
             click.echo(f"{'next':<12}{settings.command(f'approvals {verb} {request.id}')}")
@@ -217,8 +226,10 @@ def _roles() -> tuple[str, ...]:
     return os_groups()
 
 
-def _confirm(request: ApprovalRequest, question: str, *, digest: str | None, yes: bool) -> None:
-    """Show what is decided and ask; a script says the digest of what it has seen instead."""
+def _confirm(
+    request: ApprovalRequest, parts: Sequence[tuple[str, str]], question: str, *, digest: str | None, yes: bool
+) -> None:
+    """Show what is decided, each part under its title, and ask; a script says the digest of what it has seen."""
     if yes:
         if digest is None:
             raise click.UsageError("--yes needs --digest, so that what is approved is what was looked at")
@@ -229,7 +240,8 @@ def _confirm(request: ApprovalRequest, question: str, *, digest: str | None, yes
         return
     if not sys.stdin.isatty():
         raise click.UsageError("there is nobody to ask on this terminal; say --yes --digest DIGEST")
-    click.echo(request.text, err=True)
+    for title, text in parts:
+        show(text, title=title)
     click.confirm(question, abort=True, err=True)
 
 
@@ -243,20 +255,17 @@ def _say_decided(settings: Settings, request: ApprovalRequest) -> None:
         emit_json(_as_data(request))
         return
     say(f"Request {request.id} for {visible(request.tool)} is {request.state}.")
-    left = request.approvers - len(request.approved_by)
-    if request.state is ApprovalState.PENDING:
-        say(f"{left} more must agree.")
-    elif request.state is ApprovalState.APPROVED:
-        say(f"Its run {visible(request.run_id)} goes on when it is entered again with the same id.")
+    if follows := what_follows(_store(settings), request):
+        say(follows)
 
 
 def _say_change(request: ApprovalRequest) -> None:
-    say(f"{request.id} {visible(request.tool)} {request.state}: {arguments_shown(request)}")
+    emit_block(f"{request.id} {visible(request.tool)} {request.state}: {render_subject(request.subject).line}")
     sys.stdout.flush()
 
 
 def _row(request: ApprovalRequest) -> tuple[object, ...]:
-    return (request.id, request.tool, arguments_shown(request)[:200], request.run_id, request.state,
+    return (request.id, request.tool, short(render_subject(request.subject).line, 80), request.run_id, request.state,
             f"{len(request.approved_by)} of {request.approvers}", lately(request.expires))  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from sagaspan.ledger.approvals import Digest, Requirement, Vote
 from sagaspan.ledger.asking import TRACEPARENT, Asking, watch
 from sagaspan.ledger.decisions import Condition
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
-from sagaspan.ledger.requests import request_of, shown_of
+from sagaspan.ledger.requests import OUTSIDE_RUN, request_of, shown_of
 from sagaspan.ledger.so_far import so_far
 from sagaspan.ledger.store import ApprovalChange, Store
 from sagaspan.rendering import cut
@@ -161,7 +161,7 @@ class Desk:
             "compensate": compensate if isinstance(compensate, str) else getattr(compensate, "__name__", None),
             "policy": call.policy,
             "gate": "; ".join(gate.says for gate in call.tool.gates), TRACEPARENT: asked_in,
-            **({} if call.run.is_session else so_far(self._store, call.run)),
+            **({OUTSIDE_RUN: True} if call.run.is_session else so_far(self._store, call.run)),
         }  # fmt: skip
         lasts = approvals.DAY_SECONDS if requirement is None else requirement.expires_in
         new = ApprovalRecord(

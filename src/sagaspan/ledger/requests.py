@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 from sagaspan import codecs
+from sagaspan._characters import folded, visible, word
 from sagaspan.approvers import ApprovalRequest
 from sagaspan.ledger.approvals import Digest, arguments_of, requested_by, requirement_of, votes_of
 from sagaspan.ledger.records import ApprovalRecord, moment
-from sagaspan.rendering import UNINSPECTABLE, Rendered, cut, render, visible
+from sagaspan.rendering import Rendered, cut, few, render_subject
 
-_ENCRYPTED = Rendered(
-    (("arguments", f"{UNINSPECTABLE} (encrypted; use the guard that has the codec: --app)"),), ("arguments",)
-)
-_DAMAGED = Rendered((("arguments", f"{UNINSPECTABLE} (its record is damaged)"),), ("arguments",))
+OUTSIDE_RUN: Final = "outside a run"
+"""The fact of a request for a call that was made outside any run."""
 
 
 def request_of(record: ApprovalRecord, make_digest: Digest) -> ApprovalRequest:
@@ -28,7 +28,7 @@ def request_of(record: ApprovalRecord, make_digest: Digest) -> ApprovalRequest:
         requested_by=requested_by(record), approved_by=tuple(one.by for one in votes_of(record)), edits=record.edits,
         facts=facts_of(record), uninspectable=bool(rendered.uninspectable), created=moment(record.created_us),
         expires=moment(record.expires_us), ended=None if record.ended_us is None else moment(record.ended_us),
-        version=record.version, assurance=required.assurance, shown=make_digest(text), text=text,
+        version=record.version, assurance=required.assurance, cut=rendered.cut, shown=make_digest(text), text=text,
         subject="" if codecs.is_encrypted(record.subject) else record.subject,
     )  # fmt: skip
 
@@ -50,12 +50,7 @@ def facts_of(record: ApprovalRecord) -> dict[str, Any]:
 
 
 def _rendered(record: ApprovalRecord) -> Rendered:
-    if codecs.is_encrypted(record.subject):
-        return _ENCRYPTED
-    try:
-        return render(arguments_of(record))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return _DAMAGED
+    return render_subject("" if codecs.is_encrypted(record.subject) else record.subject)
 
 
 def _args(record: ApprovalRecord) -> dict[str, Any]:
@@ -68,18 +63,18 @@ def _args(record: ApprovalRecord) -> dict[str, Any]:
 
 def _text(record: ApprovalRecord, rendered: Rendered) -> str:
     facts = facts_of(record)
-    width = max((len(name) for name, _ in rendered.lines), default=0)
-    lines = [f"{visible(record.tool)}", *(f"  {name:<{width}}  {value}" for name, value in rendered.lines)]
     notes = [
-        ("warning", "; ".join((*(f"{path} cannot be inspected" for path in rendered.uninspectable), *rendered.mixed))),
-        ("run", f"{visible(facts.get('run') or '')} {visible(record.run_id)}".strip()),
+        ("warning", "; ".join(_warnings(rendered))),
+        ("shortened", _shortened(record, rendered)),
+        ("letters", few(rendered.scripts)),
+        ("run", _run(record, facts)),
         ("effect", facts.get("effect") or "undeclared"),
         ("undone by", facts.get("compensate") or "nothing"),
         ("so far", _so_far(facts)),
         ("would undo", facts.get("undo")),
         ("why asked", facts.get("gate")),
         ("policy", facts.get("policy")),
-        ("asked by", ", ".join(requested_by(record))),
+        ("asked by", ", ".join(map(word, requested_by(record)))),
         ("needs", _needs(record)),
         ("approved by", decided_by(record)),
         ("denied", None if record.reason is None else cut(codecs.legible(record.reason) or "")),
@@ -88,7 +83,28 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
         ("expires", moment(record.expires_us).strftime("%Y-%m-%d %H:%M:%S UTC")),
         ("digest", record.digest),
     ]
-    return "\n".join([*lines, *(f"{name:<12}{visible(value)}" for name, value in notes if value)])
+    about = [f"{name:<12}{visible(value)}" for name, value in notes if value]
+    return folded("\n".join(part for part in (word(record.tool), rendered.text, *about) if part))
+
+
+def _run(record: ApprovalRecord, facts: dict[str, Any]) -> str:
+    if facts.get(OUTSIDE_RUN):
+        return f"none: it was called outside a run ({word(record.run_id)})"
+    return " ".join(word(name) for name in (facts.get("run"), record.run_id) if name)
+
+
+def _warnings(rendered: Rendered) -> Iterator[str]:
+    """What somebody should know before he agrees."""
+    if rendered.uninspectable:
+        yield f"{few(rendered.uninspectable)} cannot be inspected"
+    if rendered.redacted:
+        yield f"{few(rendered.redacted)} is redacted: who agrees has not seen it"
+    if rendered.mixed:
+        yield few(rendered.mixed)
+
+
+def _shortened(record: ApprovalRecord, rendered: Rendered) -> str | None:
+    return f"{few(rendered.cut)}; all of it: sagaspan approvals show {record.id} --full" if rendered.cut else None
 
 
 def _so_far(facts: dict[str, Any]) -> str | None:
@@ -101,13 +117,13 @@ def _so_far(facts: dict[str, Any]) -> str | None:
 
 def decided_by(record: ApprovalRecord) -> str:
     """Who agreed, for people."""
-    for_whom = [(one, f" for {one.on_behalf_of}" if one.on_behalf_of else "") for one in votes_of(record)]
-    return ", ".join(f"{one.by}{instead} ({one.channel})" for one, instead in for_whom)
+    for_whom = [(one, f" for {word(one.on_behalf_of)}" if one.on_behalf_of else "") for one in votes_of(record)]
+    return ", ".join(f"{word(one.by)}{instead} ({word(one.channel)})" for one, instead in for_whom)
 
 
 def _needs(record: ApprovalRecord) -> str:
     required = requirement_of(record)
     people = "1 person" if required.approvers == 1 else f"{required.approvers} different people"
-    who = f", each with one of the roles {', '.join(required.roles)}" if required.roles else ""
+    who = f", each with one of the roles {', '.join(map(word, required.roles))}" if required.roles else ""
     sure = f", known by {required.assurance} or surer" if required.assurance else ""
     return people + who + sure + (", none of them who asked" if required.excludes_who_asked else "")
