@@ -62,7 +62,7 @@ from tests.proofs.model_kinds import (
     undo_plans,
     waits,
 )
-from tests.proofs.model_truth import MANY, check_end, check_forgotten, compare
+from tests.proofs.model_truth import MANY, check_end, check_forgotten, compare, is_relied_on
 from tests.proofs.model_world import Declined, Process, World
 
 STEPS: Final = 15
@@ -325,7 +325,9 @@ class Histories(RuleBasedStateMachine):
         again = {(call.tool, call.key) for call in gone if call.key_source == "business"}
         earlier = [call for call in left.values() if (call.tool, call.key) in again and call.key_source == "business"]
         known = {call.idempotency_key for call in left.values()} - {call.idempotency_key for call in earlier}
-        self.world.forget({call.idempotency_key for call in (*gone, *earlier)} - known)
+        # Also what had handed its key over, which is named otherwise since.
+        started_over = {call.idempotency_key for call in gone if is_relied_on(call)}
+        self.world.forget({call.idempotency_key for call in (*gone, *earlier)} - known | started_over)
 
     def in_doubt(self) -> list[CallRecord]:
         """What a person may be asked about, or can say more of."""

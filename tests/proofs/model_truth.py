@@ -196,12 +196,16 @@ def check_forgotten(gone: list[CallRecord], gone_runs: list[RunRecord], left: se
     """Only what was settled was forgotten, runs whole, and a business key that is relied on only if it was said so."""
     for call in gone:
         assert call.state in _SETTLED, f"forgotten, and it was {call.state}: {call}"
-        relied_on = call.scope == BUSINESS_SCOPE and call.state is CallState.DONE
-        assert keys or not relied_on, f"forgotten, and its key was relied on: {call}"
+        assert keys or not is_relied_on(call), f"forgotten, and its key was relied on: {call}"
         assert call.state is CallState.COMPENSATED or not call.scope.startswith("duplicate:"), f"forgotten: {call}"
         assert call.run_id not in left, f"forgotten, and its run was not: {call}"
     for run in gone_runs:
         assert run.state in _OVER, f"forgotten, and it was {run.state}: {run}"
+
+
+def is_relied_on(call: CallRecord) -> bool:
+    """Whether a call stands for its business key: the same key later is answered by it."""
+    return call.scope == BUSINESS_SCOPE and call.state is CallState.DONE
 
 
 def _outwards(run: RunRecord, runs: Mapping[str, RunRecord]) -> Iterator[RunRecord]:
