@@ -108,7 +108,7 @@ ALLOWED = {
     "_middleware": {"_call", "_checks", "exceptions", "ledger.records"},
     "ledger": DATA | {"ledger", "_outcome", "_secret"},
     "middleware": DATA | {"_unshown", "ledger.records", "ledger.approvals"},
-    "stores": BASE | {"stores", "ledger.records", "ledger.chain", "ledger.seal", "ledger.store"},
+    "stores": BASE | {"stores", "ledger.records", "ledger.chain", "ledger.contents", "ledger.seal", "ledger.store"},
     "_endings": {"exceptions", "ledger.transitions"},
     "_steps": {"ledger"},
     "_undone": {"ledger.records"},

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from sagaspan import BudgetExceeded, Guard, LoopDetected, PolicyDenied
+from sagaspan import BudgetExceeded, Guard, LoopDetected, NotApplied, PolicyDenied
 from sagaspan.testing import FrozenClock, frozen_clock
 from tests.conftest import Caller
 
@@ -70,6 +70,35 @@ def test_a_changed_file_holds_from_the_next_call_on(shop: Callable[..., Shop]) -
     used = {call.policy for call in changing.guard.calls.list(open=False)}
     assert len(used) == 2
     assert version in used
+
+
+def test_each_claim_says_under_which_content_it_was_made(shop: Callable[..., Shop]) -> None:
+    """One that failed and is claimed again under another content: the record has the last, the audit trail both."""
+    changing = shop("# first")
+    before = changing.guard._engine.policy.version
+
+    def once(n: int) -> int:
+        if not tried:
+            tried.append(n)
+            raise NotApplied
+        return n
+
+    tried: list[int] = []
+    once_ = changing.caller.tool(changing.guard, "once", effect="write")(once)
+
+    async def job() -> None:
+        async with changing.caller.run(changing.guard, id="order"):
+            with pytest.raises(NotApplied):
+                await changing.caller.call(once_, 1)
+            changing.write(DENY)
+            assert await changing.caller.call(once_, 1) == 1
+
+    changing.caller.play(job)
+    after = changing.guard._engine.policy.version
+    (call,) = changing.guard.calls.list(open=False)
+    claims = [row["digest"] for row in changing.guard.audit.rows("order") if row["event"] == "claim"]
+    assert (call.policy, claims) == (after, [before, after])
+    assert changing.guard.audit.verify().ok
 
 
 def test_budgets_and_defaults_hold_too(shop: Callable[..., Shop]) -> None:

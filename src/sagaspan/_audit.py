@@ -17,9 +17,11 @@ from sagaspan._anchors import Anchor, AnchorWriter, Name, read_anchor, writing_a
 from sagaspan._backends import ASYNCIO
 from sagaspan._checks import check_choice
 from sagaspan.exceptions import ConfigurationError
-from sagaspan.ledger.chain import CHAINED_FROM, Link, Record
+from sagaspan.ledger.chain import CHAINED_FROM, Link
+from sagaspan.ledger.contents import Record
 from sagaspan.ledger.histories import Histories
-from sagaspan.ledger.records import ApprovalRecord, CallRecord, ChainedRow, RunRecord, RunState, moment
+from sagaspan.ledger.records import NO_RUN, ApprovalRecord, CallRecord, ChainedRow, RunRecord, RunState, moment
+from sagaspan.ledger.standing import Standing
 from sagaspan.ledger.store import Store
 from sagaspan.ledger.verifying import AuditFinding, Problem, Walk
 
@@ -162,6 +164,7 @@ class _Verifying:
         self._progress = progress
         self.chained_from = int(store.facts("").get(CHAINED_FROM, "1"))
         self.findings: list[AuditFinding] = []
+        self._operated: set[str] = set()
         self._rows = self._chains = self._forgotten = self._outside = self._anchored = 0
 
     def __call__(self, writer: AnchorWriter | None = None) -> AuditReport:
@@ -172,6 +175,7 @@ class _Verifying:
             if writer is not None and head[0]:
                 writer.add(name, head)
         self._find_runs_without_history()
+        self._find_what_nobody_set()
         for name, (number, _) in self._heads.items():
             self._find(name, Problem.TRUNCATED, f"the anchor has {number} rows of it, and nothing of it is there")
         return self.report()
@@ -186,15 +190,20 @@ class _Verifying:
     def _verify(self, name: Name) -> Link:
         anchored = self._heads.pop(name, None)
         walk = Walk(*name, chained_from=self.chained_from, anchor=anchored)
-        histories = Histories(*name)
+        histories, standing = Histories(*name), self._standing(name[0])
+        is_of_no_run = name[1] == NO_RUN
         with self._store.snapshot():
             for row in _rows_of(self._store, name):
                 walk.take(row)
                 histories.take(row)
+                if is_of_no_run:
+                    standing.take(row)
                 if (walk.rows + walk.outside) % _PAGE == 0:
                     self._progress(self._rows + walk.rows + walk.outside)
             self.findings += walk.end()
             self._check_records(name, histories)
+            if is_of_no_run:
+                self._check_standing(name[0], standing)
         self._rows += walk.rows
         self._chains += 1
         self._forgotten += walk.forgotten
@@ -214,6 +223,22 @@ class _Verifying:
             # What was outside a run is forgotten call by call, and their rows later.
             kinds = (RunRecord,) if run.is_session else (RunRecord, CallRecord, ApprovalRecord)
         self.findings += histories.left(kinds)
+
+    def _standing(self, namespace: str) -> Standing:
+        return Standing(namespace, is_whole=self.chained_from == 1)
+
+    def _check_standing(self, namespace: str, standing: Standing) -> None:
+        self._operated.add(namespace)
+        _, limits = self._store.controls_of(namespace)
+        self.findings += standing.check(self._store.freezes_of(namespace), limits)
+
+    def _find_what_nobody_set(self) -> None:
+        """Freezes and limits in namespaces whose chain of no run is not there at all."""
+        known = {*self._store.namespaces(), *(one.namespace for one in self._store.freezes_of(None))}
+        for namespace in sorted(known - self._operated):
+            if self._is_mine((namespace, NO_RUN)):
+                with self._store.snapshot():
+                    self._check_standing(namespace, self._standing(namespace))
 
     def _find_runs_without_history(self) -> None:
         after: RunRecord | None = None

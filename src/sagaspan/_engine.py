@@ -241,7 +241,7 @@ class Engine:
         says = "" if ruling.rule is None else ruling.rule.says
         row = AuditRow(
             at_us=now_us(), namespace=self.namespace, run_id=call.run.id, call_id=None, event="policy.deny",
-            from_state=None, to_state=CallState.REFUSED, actor=owner.this_process(),
+            from_state=None, to_state=CallState.REFUSED, actor=owner.this_process(), digest=call.policy,
             detail=f"{call.tool.name} {call.key.fingerprint} policy {call.policy}: {says}",
         )  # fmt: skip
         try:

@@ -4,24 +4,20 @@
 
 The JSON is ``[seq, number, at_us, namespace, run_id, call_id, approval_id, event, from_state, to_state, actor, digest,
 detail]``, where ``number`` counts the rows of the chain from 1; before the first row there are 32 zero bytes.
-``content`` is the sha256 of what the transition wrote of its record, the columns that ``written`` names as a compact
-JSON array, or 32 zero bytes if that was nothing. All of it is over what is stored: who has no codec verifies what is
-encrypted too.
+``content`` is what the transition wrote of its record (``ledger.contents``), or 32 zero bytes if that was nothing. All
+of it is over what is stored: who has no codec verifies what is encrypted too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from json.encoder import encode_basestring as quoted
-from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from sagaspan.keys import canonical
-from sagaspan.ledger.records import ApprovalRecord, AuditRow, CallRecord, RunRecord
-
-Record = CallRecord | RunRecord | ApprovalRecord
+from sagaspan.ledger.records import AuditRow
 
 CHAINED_FROM: Final = "audit chained from"
 """The name of the fact, in no namespace, that is the number of the ledger's first row with a hash (none: the first)."""
@@ -31,19 +27,6 @@ FORGET: Final = "forget"
 
 Gap = tuple[int, int, bytes]
 """The numbers of the first and the last of rows that were pruned, and the hash of the last."""
-
-# What a transition writes of its record once, and each time.
-_ONCE: Final[dict[type[Record], tuple[str, ...]]] = {
-    CallRecord: ("tool", "arguments", "policy"), RunRecord: ("name", "input"),
-    ApprovalRecord: ("tool", "subject", "policy"),
-}  # fmt: skip
-_EACH_TIME: Final[dict[type[Record], tuple[str, ...]]] = {
-    CallRecord: ("result", "result_lost", "error_type", "error_message"), RunRecord: ("output", "error"),
-    ApprovalRecord: ("votes", "reason"),
-}  # fmt: skip
-_Texts = Callable[[Any], tuple[str | None, ...]]
-_LATER: Final[dict[type[Any], _Texts]] = {kind: attrgetter(*names) for kind, names in _EACH_TIME.items()}
-_FIRST: Final[dict[type[Any], _Texts]] = {kind: attrgetter(*names, *_EACH_TIME[kind]) for kind, names in _ONCE.items()}
 
 Link = tuple[int, bytes]
 """Where a chain is: the number and the hash of its last row."""
@@ -66,20 +49,6 @@ def link(before: Link, seq: int, row: AuditRow, content: bytes | None) -> Link:
         f"{'null' if detail is None else quoted(detail)}]"
     )
     return number, sha256(before[1] + (content or _NOTHING) + text.encode()).digest()
-
-
-def content_of(record: Record, *, is_new: bool) -> bytes | None:
-    """The hash of what a transition writes of ``record``; None if that is nothing, and not its first."""
-    texts = (_FIRST if is_new else _LATER)[type(record)](record)
-    if not is_new and texts.count(None) == len(texts):
-        return None
-    told = ",".join(["null" if text is None else quoted(text) for text in texts])
-    return sha256(f"[{told}]".encode()).digest()
-
-
-def written(kind: type[Record], *, is_new: bool) -> tuple[str, ...]:
-    """The columns that ``content_of`` is over."""
-    return (*(_ONCE[kind] if is_new else ()), *_EACH_TIME[kind])
 
 
 def forgetting(namespace: str, run_id: str, gaps: Sequence[Gap], *, actor: str, at_us: int) -> AuditRow:

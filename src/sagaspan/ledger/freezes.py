@@ -19,6 +19,8 @@ from sagaspan.scopes import check_scope
 
 ALL: Final = "all"
 RUN: Final = "run:"
+FREEZE: Final = "freeze"
+UNFREEZE: Final = "unfreeze"
 
 
 def check_freezable(text: object) -> str:
@@ -33,7 +35,7 @@ def check_freezable(text: object) -> str:
 
 def freeze(store: Store, record: FreezeRecord) -> None:
     """Freeze a scope; raises ``ResolutionError`` if it is frozen already."""
-    change = FreezeChange(record, _row(record, "freeze", record.actor, record.at_us, record.reason))
+    change = FreezeChange(record, _row(record, FREEZE, record.actor, record.at_us, record.reason))
     if not store.commit([change], synced=True):
         known = next((one for one in store.freezes_of(record.namespace) if one.scope == record.scope), None)
         by = (
@@ -46,7 +48,7 @@ def unfreeze(store: Store, namespace: str, scope: str, *, actor: str, at_us: int
     """Let a scope go on, and say what had held it; raises ``ResolutionError`` if it is not frozen."""
     for record in store.freezes_of(namespace):
         if record.scope == scope:
-            change = FreezeChange(record, _row(record, "unfreeze", actor, at_us, None), lifts=True)
+            change = FreezeChange(record, _row(record, UNFREEZE, actor, at_us, None), lifts=True)
             if store.commit([change], synced=True):
                 return record
     raise ResolutionError(f"{scope!r} is not frozen; see: sagaspan status", tool_ran="no")
@@ -78,5 +80,5 @@ def refusal(call: Call, record: FreezeRecord) -> ScopeFrozen:
 def _row(record: FreezeRecord, event: str, actor: str, at_us: int, detail: str | None) -> AuditRow:
     return AuditRow(
         at_us=at_us, namespace=record.namespace, run_id=NO_RUN, call_id=None, event=f"{event}.{record.scope}",
-        from_state=None, to_state="frozen" if event == "freeze" else "lifted", actor=actor, detail=detail,
+        from_state=None, to_state="frozen" if event == FREEZE else "lifted", actor=actor, detail=detail,
     )  # fmt: skip

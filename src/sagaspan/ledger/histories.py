@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from sagaspan.ledger import chain
-from sagaspan.ledger.chain import Record
+from sagaspan.ledger.contents import COLUMNS, COLUMNS_0, FORMAT, Content, Record, fits_format_0
 from sagaspan.ledger.records import NO_RUN, ApprovalRecord, CallRecord, ChainedRow, RunRecord
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.ledger.verifying import AuditFinding, Problem
 
-_AT_FIRST: Final[dict[type[Record], dict[str, Any]]] = {
-    CallRecord: {"result": None, "result_lost": None, "error_type": None, "error_message": None},
-    RunRecord: {"output": None, "error": None},
-    ApprovalRecord: {"votes": "[]", "reason": None},
-}
+_NOTHING: Final = 32
+"""In format 0 a row that wrote none of its columns has no content: as many zero bytes."""
 
 
 class _Told:
     """What the rows of one record say of it."""
 
-    __slots__ = ("count", "event", "first", "is_whole", "last", "state")
+    __slots__ = ("contents", "count", "event", "first", "is_whole", "last", "places", "state")
 
     def __init__(self, row: ChainedRow) -> None:
         self.count = 0
         self.event = row.row.event
         self.first = row.content
         self.is_whole = row.row.from_state is None and row.hash is not None
+        self.contents: set[bytes] = set()
+        self.places: set[int] = set()
 
     def add(self, row: ChainedRow) -> None:
         self.count += 1
         self.state = row.row.to_state
         self.last = row.content
+        self.places.add(row.seq)
+        if row.row.approval_id is not None and row.content is not None:
+            self.contents.add(row.content)
 
 
 class Histories:
@@ -67,8 +67,12 @@ class Histories:
             yield self._find(record, f"it was changed {record.version} times, and its history has {told.count} rows")
         if told.state != record.state:
             yield self._find(record, f"it is {record.state}, and its history ends with {told.state}")
-        if told.is_whole and not _is_as_written(record, told):
-            yield self._find(record, f"{_columns(record)} are not what was recorded")
+        if told.is_whole:
+            columns = _not_as_written(record, told)
+            if columns:
+                yield self._find(record, f"{', '.join(columns)} are not what was recorded")
+        if told.is_whole and isinstance(record, CallRecord) and record.claim_seq not in told.places:
+            yield self._find(record, "its place in the order of claims is no row of its history")
 
     def left(self, kinds: tuple[type[Record], ...]) -> Iterator[AuditFinding]:
         """Records that have a history and are not there."""
@@ -98,15 +102,18 @@ class Histories:
 _NAMES: Final[dict[type[Record], str]] = {CallRecord: "call", RunRecord: "run", ApprovalRecord: "request"}
 
 
-def _is_as_written(record: Record, told: _Told) -> bool:
-    if told.count == 1:
-        return told.first == chain.content_of(record, is_new=True)
-    if told.last != chain.content_of(record, is_new=False):
-        return False
-    at_first: Any = replace(record, **_AT_FIRST[type(record)])
-    as_now = told.first == chain.content_of(record, is_new=True)
-    return as_now or told.first == chain.content_of(at_first, is_new=True) or told.event == CallEvent.DUPLICATE_EFFECT
-
-
-def _columns(record: Record) -> str:
-    return ", ".join(chain.written(type(record), is_new=True))
+def _not_as_written(record: Record, told: _Told) -> tuple[str, ...]:
+    """The columns of which some are not what the rows of the record say."""
+    kind = type(record)
+    try:
+        first, last = Content.read(kind, told.first or b""), Content.read(kind, told.last or bytes(_NOTHING))
+        every = [Content.read(kind, content) for content in told.contents]
+    except ValueError:
+        return sum(COLUMNS[FORMAT][kind], ())
+    if first.format == last.format == 0:
+        fits = fits_format_0(record, first.changes, told.last, is_only=told.count == 1)
+        return () if fits or told.event == CallEvent.DUPLICATE_EFFECT else sum(COLUMNS_0[kind], ())
+    # Of a record that was begun in format 0 and went on in another only the last row can be compared.
+    begun = () if first.format == 0 else first.unlike(record)
+    between = {column: None for content in every if content.format for column in content.unlike(record)}
+    return tuple(dict.fromkeys((*begun, *between, *last.unlike_now(record))))

@@ -269,6 +269,7 @@ class Ledger:
         record, audit = transitions.claim_again(
             existing, owner=owner.this_process(), now_us=now_us(), traceparent=traceparent_of(call.span),
             detail=again.why, scheduled_seq=existing.place, locks=existing.locks, reserved=existing.reserved,
+            policy=existing.policy,
         )  # fmt: skip
         change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch, run_id=call.run.id)
         claimed = await self._commit_claim(call, change, in_doubt=in_doubt, scheduled=existing.reserved is not None)
@@ -765,7 +766,7 @@ def _taken_again(call: Call, again: _Again) -> tuple[CallRecord, AuditRow]:
     """A record of this run that may run again: claimed by this call, or scheduled if it is deferred."""
     who: dict[str, Any] = {
         "owner": owner.this_process(), "now_us": now_us(), "traceparent": traceparent_of(call.span),
-        "locks": _lock_names(call),
+        "locks": _lock_names(call), "policy": call.policy,
     }  # fmt: skip
     if call.tool.policy.defer:
         return transitions.schedule_again(again.record, **who)

@@ -26,6 +26,8 @@ from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
 from sagaspan.scopes import BudgetBook
 
+LIMIT_SET: Final = "limit.set"
+LIMIT_UNSET: Final = "limit.unset"
 _NO_BOOK: Final = BudgetBook(None)
 
 
@@ -39,12 +41,12 @@ def budget_of(limit: LimitRecord) -> Budget:
 
 def setting(limit: LimitRecord) -> LimitChange:
     """What sets a limit, with its row in the audit trail."""
-    return LimitChange(limit, _audited(limit, "limit.set", "set"))
+    return LimitChange(limit, _audited(limit, LIMIT_SET, "set"))
 
 
 def unsetting(limit: LimitRecord, *, actor: str, at_us: int) -> LimitChange:
     """What takes a limit away, with its row in the audit trail, which says what it was."""
-    return LimitChange(limit, _audited(replaced(limit, actor=actor, at_us=at_us), "limit.unset", "unset"), removes=True)
+    return LimitChange(limit, _audited(replaced(limit, actor=actor, at_us=at_us), LIMIT_UNSET, "unset"), removes=True)
 
 
 def _audited(limit: LimitRecord, event: str, to_state: str) -> AuditRow:

@@ -75,7 +75,7 @@ class CallRecord:
     ``claim_seq`` is its place in the order in which calls were claimed. A deferred call takes a place when it is
     scheduled, and a new one when it is sent; ``scheduled_seq`` keeps the first of them from then on. ``reserved`` is
     what it holds of budgets, ``spent`` what it has taken of them (``ledger.budgets``). ``policy`` is the version of the
-    policy file that it was first claimed under, ``observed`` what a guard that only observes would have refused it for.
+    policy file that it was claimed under last, ``observed`` what a guard that only observes would have refused it for.
     """
 
     id: str
@@ -212,8 +212,9 @@ class ApprovalRecord:
 class AuditRow:
     """One transition, as it was decided: who (``actor``: a process or a person), what, from which state to which.
 
-    Of a call, a request for approval (with the ``digest`` of what it asks), or the run itself. ``run_id`` is
-    ``NO_RUN`` for what is of none: limits that operators set.
+    Of a call, a request for approval, or the run itself. ``digest`` is that of what was decided about, of a request;
+    of a claim and a denial the version of the policy file. ``run_id`` is ``NO_RUN`` for what is of none: limits that
+    operators set.
     """
 
     at_us: int

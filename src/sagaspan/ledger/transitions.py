@@ -202,22 +202,29 @@ def claim_again(
     locks: str | None = None,
     reserved: str | None = None,
     scheduled_seq: int | None = None,
+    policy: str | None = None,
 ) -> tuple[CallRecord, AuditRow]:
-    """Claim a call that did not happen, or that may be run again, for ``owner``; a new epoch."""
+    """Claim a call that did not happen, or that may be run again, for ``owner``; a new epoch, under ``policy``."""
     return move_call(
         record, CallEvent.CLAIM, now_us, detail=detail, owner=owner, epoch=record.epoch + 1,
         attempts=record.attempts + 1, started_us=now_us, ended_us=None, error_type=None, error_message=None,
-        traceparent=traceparent, locks=locks, reserved=reserved, scheduled_seq=scheduled_seq,
+        traceparent=traceparent, locks=locks, reserved=reserved, scheduled_seq=scheduled_seq, policy=policy,
     )  # fmt: skip
 
 
 def schedule_again(
-    record: CallRecord, *, owner: str, now_us: int, traceparent: str | None, locks: str | None = None
+    record: CallRecord,
+    *,
+    owner: str,
+    now_us: int,
+    traceparent: str | None,
+    locks: str | None = None,
+    policy: str | None = None,
 ) -> tuple[CallRecord, AuditRow]:
     """Schedule a deferred call anew that was given up, or that provably did not happen: at the end of the order."""
     return move_call(
         record, CallEvent.SCHEDULE, now_us, owner=owner, started_us=now_us, ended_us=None, error_type=None,
-        error_message=None, traceparent=traceparent, locks=locks, scheduled_seq=None,
+        error_message=None, traceparent=traceparent, locks=locks, scheduled_seq=None, policy=policy,
     )  # fmt: skip
 
 
@@ -314,7 +321,12 @@ def _call_row(
     return AuditRow(
         at_us=now_us, namespace=record.namespace, run_id=record.run_id, call_id=record.id, event=name,
         from_state=before, to_state=record.state, actor=actor or record.owner, detail=detail,
+        digest=record.policy if event in _DECISIONS else None,
     )  # fmt: skip
+
+
+_DECISIONS: Final = frozenset({_E.CLAIM, _E.SCHEDULE})
+"""Whose rows say under which version of the policy file they were decided."""
 
 
 def _run_row(record: RunRecord, event: RunEvent, before: RunState | None, now_us: int, detail: str | None) -> AuditRow:

@@ -45,7 +45,7 @@ _CALL_CONSTANTS: Final = frozenset(
      "run_id", "parent_id", "phase",
      "compensates",
      "effect", "declared_write", "arguments", "compensate", "empty_safe", "expect", "pivot", "tool_call_id",
-     "created_us", "claim_seq", "policy"}
+     "created_us", "claim_seq"}
 )  # fmt: skip
 _RUN_CONSTANTS: Final = frozenset(
     {"namespace", "id", "name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input",

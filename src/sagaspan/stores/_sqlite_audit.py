@@ -6,7 +6,7 @@ import sqlite3
 from typing import Any, Final
 
 from sagaspan._clock import now_us
-from sagaspan.ledger import chain
+from sagaspan.ledger import chain, contents
 from sagaspan.ledger.chain import START, Gap, Link
 from sagaspan.ledger.records import AuditRow, ChainedRow
 from sagaspan.ledger.store import ApprovalChange, CallChange, FreezeChange, LimitChange, NoteChange, RunChange
@@ -89,10 +89,10 @@ class Chains:
 
 
 def content_of(change: Audited) -> bytes | None:
-    """The hash of what a change writes of its record."""
+    """What the row of a change says of its record."""
     if isinstance(change, LimitChange | FreezeChange | NoteChange):
         return None  # it is in the row
-    return chain.content_of(change.record, is_new=not change.expected_version)
+    return contents.content_of(change.record, is_new=not change.expected_version)
 
 
 def head_of(connection: sqlite3.Connection, namespace: str, run_id: str, *, before: int) -> Link:
