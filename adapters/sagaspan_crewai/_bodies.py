@@ -12,14 +12,16 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Final
 
-from sagaspan import NotApplied, SagaspanError
+from sagaspan import ConfigurationError, NotApplied, SagaspanError
 from sagaspan.adapters import told, told_of_tool
 from sagaspan_crewai import _compat
 from sagaspan_crewai._compat import ToolFailure, ToolFailureReason
+from sagaspan_crewai._places import MARK, body_of, bound, places_of
 from sagaspan_crewai._session import Decision, Session, decision_in_force, session_in_force
-from sagaspan_crewai._toolbox import MARK, Guarded, Toolbox, body_of, bound
+from sagaspan_crewai._toolbox import Guarded, Toolbox
 
 _STOPS: Final = "the run stops; nothing more is done in it"
 
@@ -45,11 +47,22 @@ def install(tool: Any, owner: Toolbox | None = None) -> None:
 
     The object stays the same one, so all that CrewAI and the user know of it stays true. ``owner`` guards every call.
     """
-    place = "func" if _keeps_function(tool) else "_run"
-    if hasattr(vars(tool).get(place), MARK):
-        return
-    # Not by assignment: pydantic knows no field of the method's name.
-    vars(tool)[place] = _guarded(tool, bound(tool), body_of(tool), owner)
+    for place in places_of(tool):
+        if not hasattr(vars(tool).get(place), MARK):
+            # Not by assignment: pydantic knows no field of the method's name.
+            vars(tool)[place] = _guarded(tool, place, owner)
+
+
+def install_late(tool: Any, structured: Any) -> None:
+    """Guard a tool that nobody knew before a model called it; raises ``ConfigurationError`` if it is too late."""
+    if "run" in places_of(tool) and not hasattr(vars(tool).get("run"), MARK):
+        # CrewAI has taken the method already, and would call that.
+        raise ConfigurationError(
+            f"the tool {tool.name!r} does its work in run(), and was not known when the kickoff began: wrap the tool "
+            "itself (guard.wrap(tool, policies)), or the crew or agent that has it; or do the work in _run()"
+        )
+    install(tool)
+    install_structured(structured)
 
 
 def install_structured(structured: Any) -> None:
@@ -57,22 +70,17 @@ def install_structured(structured: Any) -> None:
     tool = structured._original_tool  # noqa: SLF001 - CrewAI's only way from one to the other
     if tool is None:
         install(structured)
-    elif not _keeps_function(tool) and not hasattr(structured.func, MARK):
+    elif "_run" in places_of(tool) and not hasattr(structured.func, MARK):
         structured.func = vars(tool)["_run"]
 
 
-def _keeps_function(tool: Any) -> bool:
-    return isinstance(tool, _compat.FunctionTool | _compat.CrewStructuredTool)
-
-
-def _guarded(
-    tool: Any, run: Callable[..., Any], original: Callable[..., Any], owner: Toolbox | None
-) -> Callable[..., Any]:
+def _guarded(tool: Any, place: str, owner: Toolbox | None) -> Callable[..., Any]:
+    original, run = body_of(tool, place), bound(tool, place)
     if inspect.iscoroutinefunction(original):
 
         @functools.wraps(original)
         async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            call = _BodyCall.made(tool, run, owner)
+            call = _BodyCall.made(tool, place, run, owner)
             return await (run(*args, **kwargs) if call is None else call.amake(args, kwargs))
 
         guarded: Callable[..., Any] = guarded_async
@@ -80,7 +88,7 @@ def _guarded(
 
         @functools.wraps(original)
         def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            call = _BodyCall.made(tool, run, owner)
+            call = _BodyCall.made(tool, place, run, owner)
             return run(*args, **kwargs) if call is None else call.make(args, kwargs)
 
         guarded = guarded_sync
@@ -90,11 +98,16 @@ def _guarded(
     return guarded
 
 
+_running: ContextVar[tuple[Any, str] | None] = ContextVar("sagaspan_crewai_running", default=None)
+"""The tool whose body runs here, and the place it was called by."""
+
+
 class _BodyCall:
     """One call of a guarded body."""
 
-    def __init__(self, tool: Any, run: Callable[..., Any], box: Toolbox, session: Session | None) -> None:
+    def __init__(self, tool: Any, place: str, run: Callable[..., Any], box: Toolbox, session: Session | None) -> None:
         self._tool = tool
+        self._place = place
         self._run = run
         self._box = box
         self._session = session
@@ -103,11 +116,14 @@ class _BodyCall:
         self._is_agents = self._decision is not None or (decision is None and _compat.is_agents_call())
 
     @classmethod
-    def made(cls, tool: Any, run: Callable[..., Any], owner: Toolbox | None) -> _BodyCall | None:
-        """The call that is made here; None if nobody guards it."""
+    def made(cls, tool: Any, place: str, run: Callable[..., Any], owner: Toolbox | None) -> _BodyCall | None:
+        """The call that is made here; None if nobody guards it, or it is a part of one: ``run`` calls ``_run``."""
+        running = _running.get()
+        if running is not None and running[0] is tool and running[1] != place:
+            return None
         session = session_in_force.get()
         box = owner or (None if session is None else session.tools)
-        return None if box is None else cls(tool, run, box, session)
+        return None if box is None else cls(tool, place, run, box, session)
 
     def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self._decision is not None and self._decision.answered:
@@ -144,16 +160,17 @@ class _BodyCall:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """What the body calls itself is no decision of the model's."""
-        token = decision_in_force.set(None)
+        token, running = decision_in_force.set(None), _running.set((self._tool, self._place))
         try:
             yield
         finally:
+            _running.reset(running)
             decision_in_force.reset(token)
 
     def _prepared(self) -> Guarded:
         if self._session is not None:
             self._session.check()
-        return self._box.of(self._tool)
+        return self._box.of(self._tool, self._place)
 
     def _origin(self) -> dict[str, Any]:
         if self._decision is None or self._session is None:

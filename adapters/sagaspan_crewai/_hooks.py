@@ -9,7 +9,7 @@ from typing import Any
 
 from sagaspan_crewai import _models as models
 from sagaspan_crewai import _steps as steps
-from sagaspan_crewai._bodies import install, install_structured
+from sagaspan_crewai._bodies import install_late
 from sagaspan_crewai._session import Decision, Session, decision_in_force, session_in_force
 
 
@@ -25,8 +25,7 @@ def before_tool(hook: Any) -> bool | None:
         tool = None if structured is None else structured._original_tool or structured  # noqa: SLF001 - see _bodies
         decision_in_force.set(Decision(tool=tool, agent=_role(hook.agent), task=_task(hook.task)))
         if tool is not None:
-            install(tool)
-            install_structured(structured)
+            install_late(tool, structured)
     except Exception as error:  # noqa: BLE001 - a tool that cannot be guarded does not run
         session.stop(error)
         return False

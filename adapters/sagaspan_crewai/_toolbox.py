@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final
 from sagaspan import ConfigurationError, Guard, Policy
 from sagaspan.adapters import PolicyBook, Tool, keyword_signature, tool_behind, under_name
 from sagaspan_crewai import _compat
+from sagaspan_crewai._places import body_of, bound, entry_of
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -46,7 +46,7 @@ class Toolbox:
         self.guard = guard
         self.books = books
         self.peers = {_compat.canonical(tool.name): tool for tool in tools}
-        self._defined: dict[int, tuple[Any, Guarded]] = {}
+        self._defined: dict[tuple[int, bool], tuple[Any, Guarded]] = {}
         for tool in self.peers.values():
             self.of(tool)
 
@@ -56,15 +56,16 @@ class Toolbox:
             return self
         return Toolbox(self.guard, (*outer.books, *self.books), self.peers.values())
 
-    def of(self, tool: Any) -> Guarded:
-        """``tool`` as the ledger knows it; raises ``ConfigurationError``."""
-        known = self._defined.get(id(tool))
+    def of(self, tool: Any, place: str | None = None) -> Guarded:
+        """``tool``, called by ``place``, as the ledger knows it; raises ``ConfigurationError``."""
+        is_async = inspect.iscoroutinefunction(body_of(tool, place))
+        known = self._defined.get((id(tool), is_async))
         if known is None:
             # The tool is kept beside, so that no other one gets its id.
-            known = self._defined.setdefault(id(tool), (tool, self._define(tool)))
+            known = self._defined.setdefault((id(tool), is_async), (tool, self._define(tool, is_async=is_async)))
         return known[1]
 
-    def _define(self, tool: Any) -> Guarded:
+    def _define(self, tool: Any, *, is_async: bool) -> Guarded:
         name, body = _compat.canonical(tool.name), body_of(tool)
         behind = tool_behind(body)
         if behind is not None:
@@ -82,9 +83,9 @@ class Toolbox:
             name=name,
             policy=policy,
             signature=keyword_signature([*visible, *([IDEMPOTENCY_KEY] if IDEMPOTENCY_KEY in own else [])]),
-            is_async=inspect.iscoroutinefunction(body),
+            is_async=is_async,
             description=tool.description,
-            send=(lambda arguments: bound(tool)(**arguments)) if policy.defer else None,
+            send=(lambda arguments: bound(tool, entry_of(tool))(**arguments)) if policy.defer else None,
         )
         return Guarded(name=name, tool=defined, policy=policy, names=visible, defaults=_defaults(own, visible))
 
@@ -108,7 +109,7 @@ class Toolbox:
         if _compat.canonical(undo.name) == name:
             raise ConfigurationError(f"the tool {name!r} cannot compensate itself")
         behind = tool_behind(body_of(undo))
-        return policy.replace(compensate=under_name(behind.function if behind else bound(undo), called))
+        return policy.replace(compensate=under_name(behind.function if behind else bound(undo, entry_of(undo)), called))
 
 
 def aliases_of(tool: Any) -> tuple[str, ...]:
@@ -119,26 +120,7 @@ def aliases_of(tool: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-# -- where CrewAI keeps a body ----------------------------------------------------------------------------------
-
-MARK: Final = "__sagaspan_crewai__"
-"""The attribute by which a guarded body names the one it guards."""
-
-
-def body_of(tool: Any) -> Callable[..., Any]:
-    """The user's function behind a tool, unguarded; a method of a class of the user's is not bound."""
-    if isinstance(tool, _compat.BaseTool) and not isinstance(tool, _compat.FunctionTool):
-        method: Callable[..., Any] = type(tool)._run  # noqa: SLF001 - what its subclasses define is its API
-        return method
-    function: Callable[..., Any] = tool.func
-    return getattr(function, MARK, function)
-
-
-def bound(tool: Any) -> Callable[..., Any]:
-    """What runs the unguarded body of ``tool`` with the model's arguments."""
-    body = body_of(tool)
-    is_method = isinstance(tool, _compat.BaseTool) and not isinstance(tool, _compat.FunctionTool)
-    return functools.partial(body, tool) if is_method else body
+# -- what a body is called with -------------------------------------------------------------------------------------
 
 
 def _schema_names(tool: Any) -> list[str]:

@@ -8,7 +8,8 @@ from sagaspan import ConfigurationError, Guard
 from sagaspan.adapters import PolicyBook
 from sagaspan_crewai import _compat
 from sagaspan_crewai._bodies import install
-from sagaspan_crewai._toolbox import MARK, Toolbox, aliases_of
+from sagaspan_crewai._places import MARK, places_of
+from sagaspan_crewai._toolbox import Toolbox, aliases_of
 
 
 def wrap_tools(guard: Guard, target: Any, book: PolicyBook) -> Any:
@@ -25,7 +26,7 @@ def _copies(guard: Guard, tools: list[Any], book: PolicyBook, *, where: str) -> 
     book.check_names([alias for tool in tools for alias in aliases_of(tool)], where=where)
     copies = []
     for tool in tools:
-        if any(hasattr(vars(tool).get(place), MARK) and is_owned(tool) for place in ("func", "_run")):
+        if is_owned(tool):
             raise ConfigurationError(f"the tool {tool.name!r} is guarded already; wrap it once, with all its policies")
         copies.append(_bare_copy(tool))
     box = Toolbox(guard, (book,), copies)
@@ -47,8 +48,10 @@ def _bare_copy(tool: Any) -> Any:
     """A copy without what a wrapped crew may have put into the original."""
     copy = tool.model_copy()
     held = vars(copy)
-    if hasattr(held.get("_run"), MARK):
-        del held["_run"]
-    if hasattr(held.get("func"), MARK):
-        held["func"] = getattr(held["func"], MARK)
+    for place in places_of(copy):
+        body = held.get(place)
+        if hasattr(body, MARK) and place == "func":
+            held[place] = getattr(body, MARK)
+        elif hasattr(body, MARK):
+            del held[place]
     return copy

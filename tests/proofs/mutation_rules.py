@@ -72,6 +72,7 @@ _TOOL = "src/sagaspan/_tool.py"
 
 _CREWAI = "adapters/sagaspan_crewai/"
 _CREW_TOOLS = "tests/adapters/crewai/test_tools.py::"
+_CREW_CLASSES = "tests/adapters/crewai/test_classes.py::"
 _CREW_STOPS = "tests/adapters/crewai/test_stops.py::"
 _CREW_FEATURES = "tests/adapters/crewai/test_features.py::"
 _CREW_MODELS = "tests/adapters/crewai/test_models.py::"
@@ -3589,6 +3590,22 @@ RULES: Final[tuple[Rule, ...]] = (
         old="        session.stop(error)\n        return False",
         new="        return None",
         tests=(_CREW_FEATURES + "test_an_error_of_the_adapter_itself_fails_closed",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What a tool of CrewAI's does elsewhere than in its body is guarded too.",
+        file=_CREWAI + "_places.py",
+        old='_METHODS: Final = ("run", "arun", "_run", "_arun")',
+        new='_METHODS: Final = ("arun", "_run", "_arun")',
+        tests=(_CREW_CLASSES + "test_a_denied_call_does_nothing_in_run_either",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A tool that CrewAI calls past the guard is refused.",
+        file=_CREWAI + "_bodies.py",
+        old='    if "run" in places_of(tool) and not hasattr(vars(tool).get("run"), MARK):',
+        new="    if False:",
+        tests=(_CREW_CLASSES + "test_one_that_is_seen_too_late_does_not_run",),
     ),
     Rule(
         section="design 3",

@@ -221,10 +221,10 @@ def test_an_error_of_the_adapter_itself_fails_closed(
     crew = crew_of([ask("pay", amount=1), ask("pay", amount=2)], [pay_tool(world)], native)
     wrapped = guard.wrap(crew)
 
-    def broken(_structured: Any) -> None:
+    def broken(_tool: Any, _structured: Any) -> None:
         raise RuntimeError("building it failed")
 
-    monkeypatch.setattr("sagaspan_crewai._hooks.install_structured", broken)
+    monkeypatch.setattr("sagaspan_crewai._hooks.install_late", broken)
     with pytest.raises(RuntimeError, match="building it failed"):
         wrapped.kickoff()
     assert world == []
