@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from sagaspan import ApprovalPending, CompensationFailed, ConfigurationError, Guard, Notify
+from sagaspan import ApprovalPending, CompensationFailed, ConfigurationError, Guard, Notify, _notifier
+from sagaspan import _owner as owner
+from sagaspan._clock import now_us
 from sagaspan._notifier import ATTEMPTS, Notifier
 from sagaspan.signing import key_of, verified
 from sagaspan.testing import frozen_clock
@@ -314,6 +318,99 @@ def test_the_thread_and_the_end_of_a_guard_send(store_url: str, receiver: Receiv
             if len(receiver.told) > 1 or heard.wait(0.05):
                 break
         assert receiver.kinds == ["run.failed", "run.failed"]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks and pauses are short, so that a test need not wait for the real ones."""
+    monkeypatch.setattr(_notifier, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(_notifier, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", "1")
+    monkeypatch.setattr(owner, "_alive", {})  # what guards of other tests, which nobody closed, still hold
+
+
+def _until(happened: Callable[[], Any]) -> None:
+    for _ in range(1000):
+        if happened():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("it did not happen within 20 s")
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_was_refused_is_sent_again_by_a_process_in_which_nothing_happens_any_more(
+    store_url: str, receiver: Receiver
+) -> None:
+    """The thread stays until everything is delivered, and ends then."""
+    receiver.status = 500
+    with Guard(store_url, notify=Notify(url=receiver.url, secret=SECRET)) as guard:
+        _fail(guard)
+        _until(lambda: len(receiver.told) > 2)
+        receiver.status = 200
+        _until(lambda: guard._engine.store.deliveries() == [])
+        told = len(receiver.told)
+        _until(lambda: guard._engine.notifier._thread is None)
+        assert len(receiver.told) == told
+    assert len({message for message, _ in receiver.told}) == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_happens_after_a_while_in_which_nothing_did_is_told_of(
+    store_url: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease of the first run still covers the second, so nobody announces that one."""
+    monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", "30")
+    with Guard(store_url, notify=Notify(url=receiver.url, secret=SECRET)) as guard:
+        with guard.run(id="fine"):
+            guard.tool("act")(lambda: None)()
+        threading.Event().wait(0.3)  # many looks
+        _fail(guard)
+        _until(lambda: receiver.kinds == ["run.failed"])
+
+
+def test_the_pause_before_the_next_attempt_is_what_the_docs_say(make: Make, receiver: Receiver) -> None:
+    """5 s, then twice as long, to a quarter: without the ten seconds that an attempt may have taken."""
+    guard = make()
+    receiver.status = 500
+    with frozen_clock() as clock:
+        _fail(guard)
+        for pause in (5, 10, 20, 40):
+            _send(guard)
+            (waiting,) = guard._engine.store.deliveries()
+            assert 0.75 * pause <= (waiting.next_us - now_us()) / 1e6 <= 1.25 * pause
+            clock.advance(1.3 * pause)
+
+
+def test_who_does_not_answer_holds_up_others_for_one_attempt(make: Make, store_url: str, receiver: Receiver) -> None:
+    """In one round a receiver that failed is sent nothing more; the others have theirs."""
+    other = Notify(url="http://127.0.0.1:9/", secret=SECRET)
+    with frozen_clock():
+        guard = Guard(store_url, notify=[other, Notify(url=receiver.url, secret=SECRET)])
+        _send(guard)
+        for run in ("a", "b", "c"):
+            _fail(guard, run=run)
+        _send(guard)
+    assert receiver.kinds == ["run.failed"] * 3
+    assert sorted(one.attempts for one in guard._engine.store.deliveries()) == [0, 0, 1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_process_left_that_was_killed_is_told_of_by_the_next(store_url: str, receiver: Receiver) -> None:
+    """It died before anybody was told: the next process with the hook reads on where that one had."""
+    hook = Notify(url=receiver.url, secret=SECRET)
+    with Guard(store_url, notify=hook) as guard, guard.run(id="first"):
+        pass
+    child = os.fork()
+    if child == 0:  # pragma: no cover - it is killed
+        try:
+            _fail(Guard(store_url, notify=hook), run="lost")
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    before = [data["data"]["run"] for _, data in receiver.told]
+    with Guard(store_url, notify=hook) as guard, guard.run(id="second"):
+        _until(lambda: [data["data"]["run"] for _, data in receiver.told] == ["lost"])
+    assert before in ([], ["lost"])
 
 
 def test_a_receiver_that_is_not_there_holds_up_nothing(store_url: str) -> None:

@@ -387,7 +387,9 @@ def test_any_flipped_bit_is_another_message(at: int) -> None:
     ("url", "secret", "sentence"),
     [("http://example.com/", SECRET, "use https"), ("ftp://x/", SECRET, "no URL"), ("approvals", SECRET, "no URL"),
      ("https:///x", SECRET, "no URL"), (5, SECRET, "takes a URL"), ("https://x/", "short", "can be guessed"),
-     ("https://x/", "whsec_%%", "base64"), ("https://x/", b"x" * 40, "takes a text"), ("http://[::1/", SECRET, "URL")],
+     ("https://x/", "whsec_%%", "base64"), ("https://x/", b"x" * 40, "takes a text"), ("http://[::1/", SECRET, "URL"),
+     ("https://x/\r\nX: y", SECRET, "line end"), ("https://x\t.example/", SECRET, "control"),
+     ("https://x/ y", SECRET, "blank")],
 )  # fmt: skip
 def test_a_webhook_that_could_be_read_or_guessed_is_refused_at_once(url: Any, secret: Any, sentence: str) -> None:
     """Not by the first payment."""

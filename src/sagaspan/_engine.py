@@ -185,7 +185,8 @@ class Engine:
             is_about=self._is_about,
         )  # fmt: skip
         self.lease.forked.append(self._begin_again)
-        self.notifier = Notifier(store, self.namespace, self._hooks) if self._hooks else None
+        hooks, fresh = self._hooks, self.lease.fresh
+        self.notifier = Notifier(store, self.namespace, hooks, unannounced=fresh) if hooks else None
         if self.notifier is not None:
             self.lease.began = self.notifier.begin
             self.limits.marks_soft = True

@@ -1,8 +1,8 @@
 """Delivers notifications: reads on in the audit trail, keeps what is to be sent in the ledger, and sends it.
 
 What was read and what is to be sent are saved together, and a message is taken away only when its receiver has said
-2xx: so it arrives at least once, with the same id each time. One thread a process does it, while anything is open and
-at the end; a plain call of a guard without hooks knows nothing of it.
+2xx: so it arrives at least once, with the same id each time. One thread a process does it, while anything is open or
+undelivered, and at the end; a plain call of a guard without hooks knows nothing of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from sagaspan import _clock as clock
 from sagaspan import _fork as fork
 from sagaspan import _owner as owner
-from sagaspan._clock import now_us
+from sagaspan._clock import monotonic, now_us
 from sagaspan._post import Unsent, post
 from sagaspan.exceptions import StoreError
 from sagaspan.ledger.notices import notice_of
@@ -33,7 +33,7 @@ THREAD: Final = "sagaspan-notify"
 LOOK_SECONDS: Final = 1.0
 SEND_SECONDS: Final = 10.0
 LAST_SECONDS: Final = 5.0
-"""How long a process that ends waits for one receiver; what does not get through is sent by another process."""
+"""How long a process that ends waits for receivers; what does not get through is sent by another process."""
 
 ATTEMPTS: Final = 12
 _FIRST_PAUSE: Final = 5.0
@@ -45,7 +45,9 @@ _all: Final[weakref.WeakSet[Notifier]] = weakref.WeakSet()
 class Notifier:
     """The hooks of one namespace of a ledger."""
 
-    def __init__(self, store: Store, namespace: str, hooks: Sequence[Notify]) -> None:
+    def __init__(self, store: Store, namespace: str, hooks: Sequence[Notify], *, unannounced: float) -> None:
+        """``unannounced``: for how many seconds after a ``begin`` something can happen without another one."""
+        self._unannounced = unannounced
         self._store = store
         self._namespace = namespace
         self._hooks = {hook.name: hook for hook in hooks}
@@ -53,6 +55,7 @@ class Notifier:
         self._lock = fork.new_lock()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._begun = 0
         _all.add(self)
 
     def begin(self) -> None:
@@ -61,6 +64,7 @@ class Notifier:
             self._register()
         if clock.is_real() and not owner.is_played():
             with self._lock:
+                self._begun += 1
                 if self._thread is None:
                     self._closing.clear()
                     self._thread = threading.Thread(target=self._keep, name=THREAD, daemon=True)
@@ -69,14 +73,21 @@ class Notifier:
     def round(self) -> None:
         """Read on, and send what is due. Raises ``StoreError``."""
         self._register()
-        self._deliver(SEND_SECONDS)
+        self._deliver(len(self._hooks) * SEND_SECONDS)
 
     def _deliver(self, seconds: float) -> None:
+        """One round, of so many seconds at most; who fails is not sent more in it, so that others are heard."""
         for name in self._hooks:
             self._collect(name)
-        due = self._store.deliveries(namespace=self._namespace, hooks=[*self._hooks], due_us=now_us(), dead=False)
-        for record in due:
-            self._send(record, seconds)
+        until, failed = monotonic() + seconds, set[str]()
+        for record in self._kept(due_us=now_us()):
+            left = min(until - monotonic(), SEND_SECONDS)
+            if record.hook not in failed and left > 0 and not self._send(record, left):
+                failed.add(record.hook)
+
+    def _kept(self, due_us: int | None = None) -> Sequence[DeliveryRecord]:
+        """What these hooks are still to be sent (and is due)."""
+        return self._store.deliveries(namespace=self._namespace, hooks=[*self._hooks], due_us=due_us, dead=False)
 
     def finish(self) -> None:
         """Nothing more happens here: send what is left, once; never raises."""
@@ -99,17 +110,31 @@ class Notifier:
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
+        """Look once a second while anything may happen here, and when something is to be sent again after that."""
+        begun, until, next_us = 0, 0.0, 0
         while not self._closing.wait(LOOK_SECONDS):
-            try:
-                self.round()
-            except StoreError as error:
-                _log.warning("notifications could not be sent; it is tried again: %s", error)
+            if owner.holding() or begun != self._begun:
+                begun, until = self._begun, monotonic() + self._unannounced
+            may_happen = monotonic() < until
+            if not may_happen and now_us() < next_us:
+                continue
+            again_us = self._looked()
+            next_us = 0 if may_happen else again_us or 0
             with self._lock:
-                if not owner.holding():  # who begins something next starts another thread
+                if not may_happen and again_us is None and begun == self._begun:  # who begins starts another thread
                     self._thread = None
                     return
         with self._lock:
             self._thread = None
+
+    def _looked(self) -> int | None:
+        """A round; returns when the next message is due (None: there is none)."""
+        try:
+            self.round()
+            return min((record.next_us for record in self._kept()), default=None)
+        except StoreError as error:
+            _log.warning("notifications could not be sent; it is tried again: %s", error)
+            return None
 
     # -- the outbox --------------------------------------------------------------------------------------------
 
@@ -138,23 +163,26 @@ class Notifier:
         read = HookChange(self._namespace, name, upto, cursor)
         self._store.commit([read, *(DeliveryChange(record) for record in found)], synced=True)
 
-    def _send(self, record: DeliveryRecord, seconds: float) -> None:
-        """One attempt: counted before it is made, so that two processes do not make it at once."""
-        pause = min(_FIRST_PAUSE * 2**record.attempts, _LONGEST_PAUSE) * random.uniform(0.75, 1.25)  # noqa: S311
-        tried = replace(record, attempts=record.attempts + 1, next_us=now_us() + int((pause + seconds) * 1e6))
+    def _send(self, record: DeliveryRecord, seconds: float) -> bool:
+        """One attempt, and whether it got through (or another process makes it).
+
+        It is counted before it is made, for as long as it may take, so that two processes do not make it at once.
+        """
+        tried = replace(record, attempts=record.attempts + 1, next_us=_in(_pause(record) + seconds))
         if not self._store.commit([DeliveryChange(tried, record.attempts)], synced=False):
-            return
+            return True
         problem, final = self._posted(record, seconds)
         if problem is None:
             self._store.commit([DeliveryChange(tried, done=True)], synced=False)
-            return
+            return True
         dead = final or tried.attempts >= ATTEMPTS
         if dead:
             _log.error(
                 "the notification %s (%s) is given up: %s. See: sagaspan status", record.id, record.kind, problem
             )
-        failed = replace(tried, error=problem, dead=dead)
+        failed = replace(tried, error=problem, dead=dead, next_us=_in(_pause(record)))
         self._store.commit([DeliveryChange(failed, tried.attempts)], synced=False)
+        return False
 
     def _posted(self, record: DeliveryRecord, seconds: float) -> tuple[str | None, bool]:
         """Why it did not get through (None: it did), and whether that is for good."""
@@ -167,6 +195,15 @@ class Notifier:
         if 200 <= answer.status < 300:
             return None, False
         return f"it answered with the status {answer.status}", answer.status == _GONE
+
+
+def _pause(record: DeliveryRecord) -> float:
+    """How long to wait before the attempt after the next one."""
+    return min(_FIRST_PAUSE * 2.0**record.attempts, _LONGEST_PAUSE) * random.uniform(0.75, 1.25)  # noqa: S311
+
+
+def _in(seconds: float) -> int:
+    return now_us() + int(seconds * 1e6)
 
 
 def _begin_again() -> None:

@@ -54,7 +54,8 @@ def _unknown(tables: Mapping[str, Any], lines: Lines) -> Iterator[Problem]:
     for name in tables:
         if name not in TABLES:
             message = (
-                f"there is no table [{name}]; a policy file has [tools.NAME], [[rules]], [guard], [budgets], [prices]"
+                f"there is no table [{name}]; a policy file has [tools.NAME], [[rules]], [guard], [budgets], [prices], "
+                "[[notify]]"
             )
             yield Problem(line=lines.of((name,)), where=f"[{name}]", message=message)
 
@@ -98,7 +99,8 @@ def _rules(tables: Mapping[str, Any], path: Path, lines: Lines) -> Iterator[Prob
         problems = [*_of_model(Rule, fields, f"rule {number}", line)]
         yield from problems
         if not problems:
-            yield from _tried(f"rule {number}", line("when"), partial(Numbered.of, Rule(**fields), number, str(path)))
+            attempt = partial(Numbered.of, Rule(**fields), number, str(path))
+            yield from _of_rule(number, str(path), line("when"), attempt)
 
 
 def _budgets(tables: Mapping[str, Any], lines: Lines) -> Iterator[Problem]:
@@ -157,12 +159,20 @@ def _tried(where: str, line: int | None, attempt: Callable[[], object]) -> Itera
         yield Problem(line=line, where=where, message=str(error))
 
 
+def _of_rule(number: int, source: str, line: int | None, attempt: Callable[[], object]) -> Iterator[Problem]:
+    """As ``_tried``; a rule says itself of which file it is, and which one, which is said here already."""
+    where = f"rule {number}"
+    for problem in _tried(where, line, attempt):
+        said = problem.message.removeprefix(f"{source}, {where}")
+        yield replace(problem, message=said.removeprefix(",").removeprefix(":").strip())
+
+
 def _for_tools(file: PolicyFile, tools: Sequence[Tool], lines: Lines) -> Iterator[Problem]:
     """What is wrong with the file for these tools."""
     for tool in tools:
         for one in file.rules.of(tool.name):
             at = lines.of(("rules",), "when", one.number)
-            yield from _tried(f"rule {one.number}", at, partial(one.check, tool.name, tool.parameters))
+            yield from _of_rule(one.number, one.source, at, partial(one.check, tool.name, tool.parameters))
         at = lines.of(("tools", tool.name))
         yield from _tried(f"[tools.{tool.name}]", at, partial(redefined, tool, file.tools))
     names = {tool.name for tool in tools}

@@ -29,6 +29,8 @@ def check_url(url: object, where: str) -> str:
     """``url`` if messages may be sent there; raises ``ConfigurationError``."""
     if not isinstance(url, str):
         raise ConfigurationError(f"{where} takes a URL, not a {type(url).__name__}")
+    if not url.isprintable() or " " in url:  # urlsplit drops line ends, and what is sent would be another URL
+        raise ConfigurationError(f"{where}: {url!r} is no URL (it has a blank, a line end or a control character)")
     try:
         parts = urlsplit(url)
         host, scheme, _ = parts.hostname, parts.scheme, parts.port

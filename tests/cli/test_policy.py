@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +110,19 @@ def test_a_file_that_is_none(sagaspan: Sagaspan, text: str, line: int, words: st
     answer = _check(sagaspan, text)
     assert (answer.code, answer.json[0]["line"]) == (1, line)
     assert words in answer.json[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("[tools\n", r"p\.toml:1: the policy file p\.toml is not valid TOML: .*"),
+     ("[[rules]]\naction='allow'\n[[rules]]\naction='deny'\nwhen='amount >'\n",
+      r"p\.toml:5: rule 2: when: 'amount >' is not valid CEL: .*"),
+     ("[nope]\n", r"p\.toml:1: \[nope\]: there is no table \[nope\]; .* \[prices\], \[\[notify\]\]")],
+)  # fmt: skip
+def test_what_is_wrong_is_said_once(sagaspan: Sagaspan, text: str, line: str) -> None:
+    """File and line, where, and what: no part twice, and none empty."""
+    Path("p.toml").write_text(text)
+    assert re.fullmatch(line, sagaspan("policy", "check", "p.toml").out.strip())
 
 
 def test_a_check_does_not_go_by_the_environment(sagaspan: Sagaspan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,11 +57,9 @@ def check(context: click.Context, settings: Settings, file: Path) -> None:
     else:
         for problem in problems:
             at = f"{file}:{problem.line}" if problem.line else str(file)
-            kind = "warning: " if problem.warning else ""
-            say(
-                f"{visible(at)}: {kind}{visible(problem.where)}: {visible(problem.message)}",
-                "yellow" if kind else "red",
-            )
+            kind = "warning" if problem.warning else ""
+            parts = (at, kind, problem.where, problem.message)
+            say(": ".join(visible(part) for part in parts if part), "yellow" if kind else "red")
         if not wrong:
             from sagaspan._policy_file import PolicyFile
 

@@ -38,7 +38,8 @@ class Lease:
     """This process's lease on one ledger.
 
     ``settle`` saves what could not be saved when it ended; ``forked`` tells a child to forget its parent's work;
-    ``began`` is told whenever it is renewed for a claim.
+    ``began`` is told whenever it is renewed for a claim; what is claimed in the ``fresh`` seconds after that renews
+    nothing.
     """
 
     def __init__(self, store: Store) -> None:
@@ -47,6 +48,7 @@ class Lease:
         self.behind = False
         self.began: Callable[[], None] = lambda: None
         self.seconds = _seconds()
+        self.fresh = self.seconds / 2
         self._store = store
         self._fresh_until = 0.0
         self._lock = fork.new_lock()
@@ -117,7 +119,7 @@ class Lease:
             )
         )  # fmt: skip
         self._known = True
-        self._fresh_until = started + self.seconds / 2
+        self._fresh_until = started + self.fresh
 
 
 class _Keeper:
