@@ -18,6 +18,8 @@ current_run: ContextVar[Run | None] = ContextVar("sagaspan_run", default=None)
 current_call: ContextVar[Call | None] = ContextVar("sagaspan_call", default=None)
 approver_here: ContextVar[Approver | None] = ContextVar("sagaspan_approver", default=None)
 """Who is asked in the place of the guard's approver: the framework whose step the call is made in."""
+calls_held: ContextVar[tuple[str, ...]] = ContextVar("sagaspan_calls_held", default=())
+"""The calls of models that are open around this code, which it must not wait for; some may be over."""
 
 
 _declaring: list[str] = []

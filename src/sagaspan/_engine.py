@@ -204,7 +204,7 @@ class Engine:
             *self._middleware,
             EditsMiddleware(),
             *self._by_rules(endpoint.serve),
-            LoopMiddleware(self.loop, observes=self._observe),
+            LoopMiddleware(endpoint.serve, self._keep_of_loop, self.loop, observes=self._observe),
             ReplayMiddleware(endpoint.serve),
             BudgetMiddleware(),
             UnaskedMiddleware()
@@ -249,6 +249,26 @@ class Engine:
             self.store.commit([NoteChange(row)], synced=False)
         except StoreError as error:
             _log.warning("that a rule refused tool %r is not on record: %s", call.tool.name, error)
+
+    def _keep_of_loop(self, call: Call, again: CallRecord | None) -> None:
+        """Put on record that a call was answered ``again``, or (None) refused; the answer or refusal stands anyway."""
+        signals, run = call.signals, call.run
+        if signals is self.signals or not run.on_record:  # a session is of this process alone
+            signals.refusals += again is None
+            return
+        with signals.lock:
+            try:
+                while not signals.keep(self.store, run, None if again is None else (now_us(), again.id)):
+                    pass
+            except StoreError as error:
+                signals.refusals += again is None
+                _log.warning("what run %r repeats is not on record: %s", run.id, error)
+
+    def counts_in_loops(self, tool: str) -> bool:
+        """Whether calls of ``tool`` that bring the same again are steps of a loop."""
+        policies = (known.policy for known in self.defined if known.name == tool)
+        said = next((policy.loop for policy in policies if policy.loop is not None), self.loop)
+        return said is not False
 
     def _spent_so_far(self, call: Call) -> UsageTotals:
         return next(iter(self.store.usage_of(self.namespace, {"run": call.run.id})), UsageTotals())

@@ -683,19 +683,26 @@ class Guard:
 
         ``allowed`` None: as for tools whose policy does not say (5, or ``SAGASPAN_LOOP``). Counted are equal calls
         among the latest 64 of the run in force (else of this guard's session), with whatever result; the error has
-        ``count`` and ``signature``. The third refusal stops the run, whoever handles the error. Nothing is recorded:
-        a run that is resumed begins to count anew. Raises ``ConfigurationError`` for ``args`` that are no mapping.
+        ``count`` and ``signature``. The third refusal stops the run, whoever handles the error. In a run all this is on
+        record, so that whoever resumes it goes on counting; a session ends with its process. Raises
+        ``ConfigurationError`` for ``args`` that are no mapping, or ``StoreError``.
         """
         run = self.current_run()
         most = self._engine.loop if allowed is None else allowed
         try:
-            check_loop(self._engine.signals if run is None else run.signals, tool, args or {}, most)
+            check_loop(self._engine, run, tool, args or {}, most)
         except LoopDetected as error:
             if self.mode != "observe":
                 if run is not None and error.stops:
                     run.doom(error)
                 raise
             _log.info("observed only: %s", error)
+
+    async def acheck_loop(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, allowed: int | None = None
+    ) -> None:
+        """As ``check_loop``, for asynchronous callers."""
+        await ASYNCIO.io(self.check_loop, tool, args, allowed=allowed)
 
     def usage(
         self,

@@ -31,7 +31,7 @@ from sagaspan._billed import costs_nothing
 from sagaspan._call import Call
 from sagaspan._checks import check_choice
 from sagaspan._clock import now_us
-from sagaspan._context import current_run
+from sagaspan._context import calls_held, current_run
 from sagaspan._headroom import affordable_output
 from sagaspan._tool import Tool, tool_of
 from sagaspan.amounts import MAX_AMOUNT, Unit
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sagaspan")
 _POLICY: Final = Policy(effect="read", loop=False)
 _MOST_OUTPUT: Final = 1_000_000
+_MOST_HELD: Final = 15
 """Output tokens that a model without a known limit is assumed to give at most."""
 
 
@@ -290,10 +291,11 @@ class LlmCall:
             self._busy.close()
             spans.end(self._span, {semconv.CALL_EXECUTED: False}, error)
             live.drop(self._secrets)
-            if inside is not None and isinstance(error, BudgetExceeded):
+            if inside is not None and isinstance(error, BudgetExceeded) and not error.in_flight:
                 inside.doom(error)
             raise
         self._call = call
+        calls_held.set((*calls_held.get()[-_MOST_HELD:], call.id))
         self._started_us = now_us() if self._claim is None else self._claim.record.started_us
 
     async def _claimed(self, call: Call) -> Claim | None:
@@ -344,6 +346,7 @@ class LlmCall:
                 self._record = await self._engine.ledger.end(self._call, self._claim, ended, spent)
         finally:
             self._busy.close()
+            calls_held.set(tuple(held for held in calls_held.get() if held != self._call.id))
             self._record_output()
             _close_span(self, error)
             _measure(self, error)

@@ -394,8 +394,7 @@ class Run:
         """A call of this run has no result: it did not run, or its record says that it did and nothing more."""
         if isinstance(error, (Refused, StoreUnavailable)):
             self.did_not_happen(call)
-        stops = (isinstance(error, LoopDetected) and error.stops) or (isinstance(error, ScopeFrozen) and error.pauses)
-        if isinstance(error, BudgetExceeded) or stops:
+        if _stops(error):
             self.doom(error)
         if error.call is not None and error.tool_ran != "no":
             self.asked_for(error.call.id, answered=True)
@@ -501,7 +500,7 @@ class Run:
             self._outer.entered_within(self.id)
         self._uncertain = self._deferred = entered.resumed
         if self.resumed and not self.replaying:
-            self.signals.load(await backend.io(self.engine.store.calls_of, self.record.namespace, self.record.id))
+            await backend.io(self.signals.load, self.engine.store, self.record, self.engine.counts_in_loops)
         self.engine.open_runs += 1
         if output is not None:
             self.output = output
@@ -844,6 +843,13 @@ def _link(span: Span, previous: RunRecord) -> None:
     """A resumed run is a new trace, linked to the one it goes on from."""
     for link in spans.link_to(previous.traceparent, semconv.LINK_RESUMES) or ():
         span.add_link(link.context, link.attributes)
+
+
+def _stops(error: SagaspanError) -> bool:
+    """Whether a refusal ends the run, whoever handles it."""
+    if isinstance(error, BudgetExceeded):
+        return not error.in_flight
+    return (isinstance(error, LoopDetected) and error.stops) or (isinstance(error, ScopeFrozen) and error.pauses)
 
 
 def _same_object(one: object, other: object) -> bool:

@@ -1,17 +1,27 @@
 """What a run's calls were asked and answered of late, and what it was refused for going in circles (rule book (f)).
 
-It lives with the run's object and is read back from the ledger when a run is resumed, so that a loop does not begin
-anew with every process.
+The records of its calls say most of it, and are read back when a run is resumed. What they do not say (calls that
+``check_loop`` counted, answers that were given once more, refusals) is on record beside them, so that a loop does not
+begin anew with every process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeAlias
 
+from sagaspan import _fork as fork
 from sagaspan import loops
-from sagaspan.ledger.records import CallRecord, CallState, Phase
+from sagaspan.keys import KeySource, run_scope
+from sagaspan.ledger.records import CallRecord, CallState, LoopRecord, Phase, RunRecord
+from sagaspan.ledger.store import LoopChange, Store
 
 _KNOWN = (CallState.DONE, CallState.FAILED, CallState.UNKNOWN, CallState.NEEDS_HUMAN)
+
+Entry: TypeAlias = tuple[int, str] | tuple[int, str, str]
+"""When (microseconds since the epoch), and the id of a call that was answered again; or tool and arguments, counted."""
 
 
 class Signals:
@@ -20,16 +30,71 @@ class Signals:
     def __init__(self) -> None:
         self.ring: loops.Ring = ()
         self.refusals = 0
+        self.lock = fork.new_lock()
+        self._entries: tuple[Entry, ...] = ()
+        self._version = 0
         self._told: set[str] = set()
+        self._again: Counter[str] = Counter()
 
-    def load(self, calls: Sequence[CallRecord]) -> None:
-        """Begin with the calls of earlier incarnations, in claim order."""
-        told = [call for call in calls if call.phase is Phase.FORWARD and call.state in _KNOWN]
-        self.ring = tuple(signal_of(call) for call in told[-loops.RING :])
+    def load(self, store: Store, run: RunRecord, counts: Callable[[str], bool]) -> None:
+        """Begin with the calls of earlier incarnations of ``run`` and with what else is on record.
+
+        A reopened run begins anew. ``counts``: whether the calls of a tool do (``Signal.counts``).
+        """
+        calls, known = store.calls_of(run.namespace, run.id), store.loop_of(run.namespace, run.id)
+        scope = run_scope(run.id, run.generation) if run.generation else None
+        # Calls of models are no signals: no two of them are equal, so they would only hide what is.
+        told = {
+            call.id: signal_of(call, counts=counts(call.tool))
+            for call in calls
+            if call.phase is Phase.FORWARD
+            and call.state in _KNOWN
+            and call.key_source != KeySource.UNIQUE
+            and scope in (None, call.scope)
+        }
+        found = [(signal.started_us, signal) for signal in told.values()]
+        if known is not None:
+            self._take(known, run.generation)
+            found += [(entry[0], signal) for entry in self._entries if (signal := _signal(entry, told)) is not None]
+        self._again = Counter(entry[1] for entry in self._entries if len(entry) == 2)
+        found.sort(key=lambda one: one[0])
+        self.ring = tuple(signal for _, signal in found[-loops.RING :])
 
     def add(self, record: CallRecord, *, counts: bool) -> None:
         """Remember how a call ended."""
         self.ring = loops.after(self.ring, signal_of(record, counts=counts))
+
+    def keep(self, store: Store, run: RunRecord, entry: Entry | None) -> bool:
+        """Put one more ``entry`` (None: a refusal) on record; false if another process did, which is known here then.
+
+        Raises ``StoreError``.
+        """
+        entries = self._entries if entry is None else (*self._entries[-(loops.RING - 1) :], entry)
+        record = LoopRecord(
+            namespace=run.namespace, run_id=run.id, generation=run.generation, entries=json.dumps(entries),
+            refusals=self.refusals + (entry is None), version=self._version + 1,
+        )  # fmt: skip
+        if store.commit([LoopChange(record, self._version)], synced=False):
+            self._take(record, run.generation)
+            return True
+        theirs = store.loop_of(run.namespace, run.id)
+        if theirs is not None:
+            ours = set(self._entries)
+            self._take(theirs, run.generation)
+            for other in self._entries:
+                if other not in ours and (signal := _signal(other, {})) is not None:
+                    self.ring = loops.after(self.ring, signal)
+        return False
+
+    def _take(self, record: LoopRecord, generation: int) -> None:
+        self._version = record.version
+        if record.generation == generation:
+            self._entries = tuple(tuple(entry) for entry in json.loads(record.entries))
+            self.refusals = record.refusals
+
+    def answered_again(self, call_id: str) -> int:
+        """How often earlier incarnations were given the answer of a call once more."""
+        return self._again[call_id]
 
     def first_time(self, signature: str) -> bool:
         """Whether nobody was told of this loop before."""
@@ -49,3 +114,15 @@ def signal_of(record: CallRecord, *, counts: bool = True) -> loops.Signal:
     result = None if record.result is None else str(hash(record.result))
     ended = record.ended_us or record.started_us
     return loops.Signal(record.tool, record.fingerprint, result, record.error_type, record.started_us, ended, counts)
+
+
+def counted(tool: str, args: str, at_us: int) -> loops.Signal:
+    """A call that somebody else makes, whose result nobody says."""
+    return loops.Signal(tool, args, None, None, at_us, at_us)
+
+
+def _signal(entry: Entry, calls: dict[str, loops.Signal]) -> loops.Signal | None:
+    if len(entry) == 2:
+        return calls.get(entry[1])
+    at_us, tool, args = entry
+    return counted(tool, args, at_us)

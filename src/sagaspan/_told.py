@@ -22,7 +22,6 @@ from sagaspan.exceptions import (
 )
 from sagaspan.ledger.records import CallInfo, CallState
 
-_ENDING: Final = (BudgetExceeded, ScopeFrozen)
 _CALL: Final = "__sagaspan_call__"
 _STATUS: Final = {"no": "refused", "yes": "done", "unknown": "unknown"}
 _REPEATABLE: Final = ("read", "idempotent")
@@ -32,12 +31,14 @@ def told(error: BaseException) -> dict[str, Any] | None:
     """What the model is told instead of ``error`` of the guard; None if it is not for the model."""
     if not isinstance(error, SagaspanError):
         return None
-    if not isinstance(error, OutcomeUnknown) and (not isinstance(error, Refused) or isinstance(error, _ENDING)):
+    if not isinstance(error, OutcomeUnknown) and (not isinstance(error, Refused) or isinstance(error, ScopeFrozen)):
         return None
     if isinstance(error, LoopDetected) and error.stops:
         return None
+    if isinstance(error, BudgetExceeded) and not error.in_flight:
+        return None
     data: dict[str, Any] = {"status": _STATUS[error.tool_ran], "retry": "forbidden", "error": type(error).__name__}
-    if isinstance(error, RateLimited | CallInProgress | LockConflict):
+    if isinstance(error, RateLimited | CallInProgress | LockConflict | BudgetExceeded):
         data["retry"] = "later"
     if isinstance(error, RateLimited):
         data["retry_after"] = error.retry_after

@@ -98,7 +98,11 @@ class CircuitOpen(Refused):
 
 
 class BudgetExceeded(Refused):
-    """The reservation did not fit under the cap. Amounts are in the unit of the budget (USD, tokens, calls)."""
+    """The reservation did not fit under the cap. Amounts are in the unit of the budget (USD, tokens, calls).
+
+    ``in_flight``: it would have, were it not for calls that run beside it; waiting for them was in vain. Only then the
+    run goes on.
+    """
 
     def __init__(
         self,
@@ -110,6 +114,7 @@ class BudgetExceeded(Refused):
         reserved: Decimal,
         requested: Decimal,
         resets_at: datetime | None = None,
+        in_flight: bool = False,
         call: CallInfo | None = None,
     ) -> None:
         super().__init__(message, call=call)
@@ -119,6 +124,7 @@ class BudgetExceeded(Refused):
         self.reserved = reserved
         self.requested = requested
         self.resets_at = resets_at
+        self.in_flight = in_flight
 
 
 class RateLimited(Refused):

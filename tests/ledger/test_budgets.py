@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sagaspan import Budget, BudgetExceeded, ConfigurationError, Guard, OutcomeUnknown, RateLimited, RunClosed
+from sagaspan.stores._sqlite_budgets import usage_query
 from tests.conftest import Caller
 
 
@@ -471,3 +472,16 @@ def test_a_limit_that_another_thread_has_read_is_no_closed_run(store_url: str, m
         monkeypatch.setattr(store, "commit", overtaken)
         assert act() == 1
     assert guard.usage(tool="act").calls == 2
+
+
+@pytest.mark.parametrize("by", [None, "agent", "user", "model", "tool"])
+@pytest.mark.parametrize("which", [{}, {"user": "42"}])
+def test_usage_since_then_reads_no_older_calls(store_url: str, by: str | None, which: dict[str, str]) -> None:
+    """However many there are: the plan of the database goes by an index of the time."""
+    with Guard(store_url) as guard:
+        guard.usage()
+        query, values = usage_query("default", which, 1, by)
+        with contextlib.closing(sqlite3.connect(store_url.removeprefix("sqlite:///"))) as connection:
+            plan = [row[3] for row in connection.execute(f"explain query plan {query}", values)]
+    assert any(line.startswith("SEARCH c USING INDEX calls_by_creation (created_us>?") for line in plan), plan
+    assert not [line for line in plan if line.startswith("SCAN")]

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import functools
 import itertools
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,3 +134,131 @@ def test_check_loop_counts_calls_made_elsewhere(guard: Guard) -> None:
     assert caught.value.count == 6
     with guard.run("r"):
         guard.check_loop("search", {"q": "x"})
+
+
+def test_what_check_loop_counted_counts_after_a_restart(guard: Guard, store_url: str) -> None:
+    """Calls and refusals: whoever resumes the run, in another process, goes on counting, and it is stopped."""
+    search = functools.partial(_check, "search", {"q": "x"})
+    with pytest.raises(KeyboardInterrupt), guard.run("r", id="r", on_interrupt="hold"):
+        for _ in range(4):
+            search(guard)
+        raise KeyboardInterrupt
+    assert [_in_another_process(store_url) for _ in range(2)] == ["5 calls, then call 6 refused", "call 6 refused"]
+    with pytest.raises(LoopDetected, match="third time, so the run stops"), guard.run("r", id="r"):
+        search(guard)
+    assert guard.runs.get("r").reason == "loop"
+
+
+def test_a_reopened_run_begins_anew(guard: Guard) -> None:
+    """Of what was counted, and of what its calls brought."""
+    look = guard.tool("look", effect="read")(lambda: "same")
+    for reopen in (False, True):
+        with guard.run("r", id="r", reopen=reopen):
+            for _ in range(5):
+                look()
+                guard.check_loop("search")
+
+
+def _check(tool: str, args: dict[str, str], guard: Guard) -> None:
+    guard.check_loop(tool, args)
+
+
+RESUMES = """
+import os, sys
+from sagaspan import Guard, LoopDetected
+guard = Guard(sys.argv[1])
+guard.run("r", id="r", on_interrupt="hold").__enter__()
+counted = ""
+try:
+    while True:
+        guard.check_loop("search", {"q": "x"})
+        counted = "5 calls, then "
+except LoopDetected as error:
+    print(f"{counted}call {error.count} refused", flush=True)
+os._exit(9)
+"""
+
+
+def _in_another_process(store_url: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", RESUMES, store_url], capture_output=True, text=True, check=False)
+    assert ran.returncode == 9, ran.stderr
+    return ran.stdout.strip()
+
+
+def _interrupted(guard: Guard, *calls: Callable[[], Any]) -> list[Any]:
+    """What calls of one incarnation of the run come to; then it is interrupted."""
+    come: list[Any] = []
+    with contextlib.suppress(KeyboardInterrupt), guard.run("r", id="r", on_interrupt="hold"):
+        for call in calls:
+            try:
+                come.append(call())
+            except LoopDetected as error:
+                come.append(error.count)
+        raise KeyboardInterrupt
+    return come
+
+
+def test_what_the_ledger_answers_again_counts_after_a_restart(guard: Guard) -> None:
+    """A write that was done once and is asked for again and again is a loop of all incarnations; replays are not."""
+    pay = guard.tool("pay", effect="write")(lambda n: "paid")
+    once = functools.partial(pay, 1)
+    assert _interrupted(guard, *[once] * 3) == ["paid"] * 3
+    assert _interrupted(guard, *[once] * 3) == ["paid"] * 3
+    assert _interrupted(guard, *[once] * 6) == ["paid"] * 5 + [6]
+    assert _interrupted(guard, *[once] * 6) == ["paid"] * 5 + [6]
+
+
+def test_what_is_replayed_is_never_refused(guard: Guard) -> None:
+    """Five calls were allowed, so five are replayed; the sixth is refused, in each incarnation."""
+    with frozen_clock() as clock:
+        look = guard.tool("look", effect="read")(lambda: "same")
+        assert _interrupted(guard, *[look] * 5) == ["same"] * 5
+        clock.advance(1)
+        assert _interrupted(guard, *[look] * 6) == ["same"] * 5 + [6]
+        clock.advance(1)
+        numbers = itertools.count()
+        poll = guard.tool("poll", effect="read")(lambda: next(numbers))
+        assert _interrupted(guard, *[look] * 5, *[poll] * 9)[5:] == list(range(9))
+        clock.advance(1)
+        before = clock.now
+        assert _interrupted(guard, *[look] * 5, *[poll] * 9)[5:] == list(range(9))
+        assert (clock.now - before).total_seconds() < 0.1  # nor is what is replayed slowed
+
+
+def test_calls_of_models_hide_no_loop_after_a_restart(guard: Guard) -> None:
+    """An agent asks its model before each call; a resumed run sees the same tail as one that went on."""
+    look = guard.tool("look", effect="read")(lambda: "same")
+
+    def ask() -> None:
+        with guard.llm_call("gpt-4o", input_tokens=10, max_output_tokens=10) as call:
+            call.settle(input_tokens=1, output_tokens=1)
+
+    assert _interrupted(guard, *[ask, look] * 5)[1::2] == ["same"] * 5
+    assert _interrupted(guard, *[ask, look] * 6)[1::2] == ["same"] * 5 + [6]
+
+
+def test_refusals_of_all_incarnations_stop_the_run(guard: Guard) -> None:
+    """Two before a restart and one after it are three."""
+    look = guard.tool("look", effect="read")(lambda: "same")
+    assert _interrupted(guard, *[look] * 7) == ["same"] * 5 + [6, 6]
+    with pytest.raises(LoopDetected, match="third time"), guard.run("r", id="r"):
+        for _ in range(6):
+            look()
+    assert guard.runs.get("r").reason == "loop"
+
+
+def test_a_tool_that_may_repeat_itself_may_after_a_restart(guard: Guard) -> None:
+    """What its calls brought is no stall of others."""
+    wait = guard.tool("wait", effect="read", loop=False)(lambda: "pending")
+    look = guard.tool("look", effect="read")(lambda: "same")
+    assert _interrupted(guard, look, *[wait] * 40) == ["same"] + ["pending"] * 40
+    assert _interrupted(guard, look, *[wait] * 40, look) == ["same"] + ["pending"] * 40 + ["same"]
+
+
+def test_what_is_pruned_is_forgotten(guard: Guard, tmp_path: Path) -> None:
+    """What a run remembered of loops goes with it."""
+    with guard.run("r", id="r"):
+        guard.check_loop("search")
+    guard.prune(older_than=dt.timedelta(seconds=0))
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        assert connection.execute("select count(*) from loops").fetchone() == (0,)

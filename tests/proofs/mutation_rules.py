@@ -37,6 +37,8 @@ _CHAINS = "tests/ledger/test_chain.py::"
 _AUDITED = "tests/test_audit.py::"
 _CLI_AUDIT = "tests/cli/test_audit.py::"
 _PRUNED = "tests/test_prune.py::"
+_LOOP = "tests/middleware/test_loop.py::"
+_ROOM = "tests/ledger/test_room.py::"
 _BUDGETS = "tests/ledger/test_budgets.py::"
 _SQLITE_BUDGETS = "src/sagaspan/stores/_sqlite_budgets.py"
 _LEDGER = "src/sagaspan/ledger/ledger.py"
@@ -3944,5 +3946,61 @@ RULES: Final[tuple[Rule, ...]] = (
         old="merged(self._known.set_.exactly(scope), own)",
         new="merged(self._known.set_.of(scope), own)",
         tests=(_BUDGETS + "test_an_operator_gives_one_run_more_of_a_tool",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="What only calls in flight have reserved is waited for.",
+        file="src/sagaspan/ledger/room.py",
+        old="        if room.fits or not room.may_come or left <= 0:",
+        new="        if True:",
+        tests=(_ROOM + "test_calls_at_once_go_one_after_the_other",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Waiting in vain for calls in flight ends no run.",
+        file="src/sagaspan/_run.py",
+        old="        return not error.in_flight",
+        new="        return True",
+        tests=(_ROOM + "test_a_wait_in_vain_ends_no_run",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="What a call in doubt keeps is not in flight: the run stops.",
+        file="src/sagaspan/ledger/room.py",
+        old="    return holder.state is CallState.RUNNING and",
+        new="    return True or",
+        tests=(_ROOM + "test_what_a_call_in_doubt_keeps_is_not_waited_for",),
+    ),
+    Rule(
+        section="(f) 2",
+        rule="What check_loop counted is on record.",
+        file="src/sagaspan/_loops.py",
+        old="        return signals.keep(engine.store, run, entry)",
+        new="        signals.refusals += entry is None\n        return True",
+        tests=(_LOOP + "test_what_check_loop_counted_counts_after_a_restart",),
+    ),
+    Rule(
+        section="(f) 2",
+        rule="Refusals for a loop are counted over all incarnations of a run.",
+        file="src/sagaspan/middleware/loop.py",
+        old="        await call.io(self._keep, call, None)",
+        new="        signals.refusals += 1",
+        tests=(_LOOP + "test_refusals_of_all_incarnations_stop_the_run",),
+    ),
+    Rule(
+        section="(f) 2",
+        rule="What is only replayed is never refused as a loop.",
+        file="src/sagaspan/middleware/loop.py",
+        old="            if served is not None and _is_earlier(call, served):",
+        new="            if False:",
+        tests=(_LOOP + "test_what_is_replayed_is_never_refused",),
+    ),
+    Rule(
+        section="(f) 2",
+        rule="Calls of models hide no loop of a resumed run.",
+        file="src/sagaspan/_signals.py",
+        old="            and call.key_source != KeySource.UNIQUE\n",
+        new="",
+        tests=(_LOOP + "test_calls_of_models_hide_no_loop_after_a_restart",),
     ),
 )

@@ -66,6 +66,7 @@ from sagaspan.ledger.resolution import (
     RESENT,
     permitted,
 )
+from sagaspan.ledger.room import wait_for_room
 from sagaspan.ledger.soft_limits import marked, tell
 from sagaspan.ledger.store import (
     ApprovalChange,
@@ -307,6 +308,7 @@ class Ledger:
         now = monotonic() if waits else 0.0
         lock_deadline = now + (call.tool.policy.lock_wait or 0.0)
         step_deadline = now + (call.tool.policy.timeout or JOIN_SECONDS)
+        room_deadline = 0.0
         waived: list[Change] = []
         change = self._observed_time(call, change)
         while True:
@@ -329,6 +331,12 @@ class Ledger:
                 raise ApprovalSpent
             elif isinstance(refused, Barrier):
                 await wait_for_steps(self._store, call, lambda step: self._find_out(step, call), step_deadline)
+            elif isinstance(refused, ReserveChange) and not self._limits.observes:
+                room_deadline = room_deadline or monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
+                room = await wait_for_room(self._store, self._judge, call, refused, room_deadline)
+                if not room.fits:
+                    raise await call.io(self._limits.refusal, call, refused, in_flight=room.in_flight)
+                change = replaced(change, record=replaced(change.record, started_us=now_us()))  # of the window of now
             else:
                 change = noting(call, change, await self._only_observed(call, refused))
                 waived.append(refused)

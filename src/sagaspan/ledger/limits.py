@@ -22,7 +22,9 @@ from sagaspan.exceptions import BudgetExceeded, RateLimited, Refused
 from sagaspan.keys import canonical
 from sagaspan.ledger.freezes import frozen_by
 from sagaspan.ledger.freezes import refusal as frozen_refusal
+from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord, LimitRecord, RunRecord
+from sagaspan.ledger.room import room_for
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
 from sagaspan.scopes import BudgetBook
 
@@ -215,15 +217,18 @@ class Limits:
         return call.tool.policy.rate is not None or any(change.record.cap is not None for change in reserves)
 
     def look(self, call: Call) -> None:
-        """Refuse a call that is frozen or would not fit now, before a person is asked about it; nothing is reserved.
+        """Refuse a call that is frozen or does not fit, before a person is asked about it; nothing is reserved.
 
-        Raises ``ScopeFrozen``, ``BudgetExceeded`` or ``StoreError``.
+        What only calls have reserved that run now may be free when he has answered. Raises ``ScopeFrozen``,
+        ``BudgetExceeded`` or ``StoreError``.
         """
         self.check_frozen(call)
         for change in self.reservations(call, now_us()):
             used = self._store.budget(change.record)
             cap = change.record.cap
-            if cap is not None and used.spent + used.overdraft + used.reserved + change.amount > cap:
+            if cap is None or used.spent + used.overdraft + used.reserved + change.amount <= cap:
+                continue
+            if not room_for(self._store, Judge(self._store), call, change).in_flight:
                 raise self._exceeded(call, change)
 
     def caps_money(self, call: Call) -> bool:
@@ -233,13 +238,15 @@ class Limits:
         priced = call.declare(costs={Unit.USD: 0})
         return any(change.record.cap is not None for change in self.reservations(priced, now_us()))
 
-    def refusal(self, call: Call, refused: Change) -> Refused:
-        """The error of a call whose claim was refused because of a budget or a rate."""
+    def refusal(self, call: Call, refused: Change, *, in_flight: bool = False) -> Refused:
+        """The error of a call whose claim was refused because of a budget or a rate.
+
+        ``in_flight``: only by what calls have reserved that have not ended.
+        """
         if isinstance(refused, ReserveChange):
-            if self.observes:
-                return self._exceeded(call, refused)
-            metrics.refusal("budget_exceeded", refused.record.scope, refused.record.unit)
-            return self._exceeded(call, refused)
+            if not self.observes:
+                metrics.refusal("budget_exceeded", refused.record.scope, refused.record.unit)
+            return self._exceeded(call, refused, in_flight=in_flight)
         assert isinstance(refused, RateChange)  # noqa: S101 - nothing else of a claim can be refused
         metrics.refusal("rate_limited", refused.name, Unit.CALLS)
         return self._too_fast(call, refused)
@@ -253,7 +260,7 @@ class Limits:
             retry_after=wait,
         )
 
-    def _exceeded(self, call: Call, change: ReserveChange) -> BudgetExceeded:
+    def _exceeded(self, call: Call, change: ReserveChange, *, in_flight: bool = False) -> BudgetExceeded:
         """The error of a call whose reservation ``change`` was refused."""
         wanted, now = change.record, self._store.budget(change.record)
         unit, window = Unit(wanted.unit), Window(wanted.window) if wanted.window else None
@@ -263,17 +270,20 @@ class Limits:
         return BudgetExceeded(
             f"tool {call.tool.name!r} did not run: it needs {show_amount(change.amount, unit)}, and the budget of "
             f"{wanted.scope!r} ({show_amount(limit, unit)}{f'/{window}' if window else ''}) has "
-            f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. {_remedy(call, wanted, resets)}",
+            f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. "
+            f"{_WHEN_ENDED if in_flight else _remedy(call, wanted, resets)}",
             scope=wanted.scope,
             limit=in_units(limit, unit),
             spent=in_units(used, unit),
             reserved=in_units(now.reserved, unit),
             requested=in_units(change.amount, unit),
             resets_at=None if resets is None else dt.datetime.fromtimestamp(resets / 1e6, dt.UTC),
+            in_flight=in_flight,
         )
 
 
 _REMEMBERED: Final = 10_000
+_WHEN_ENDED: Final = "The run goes on: call again when they have ended, or let fewer calls run at once"
 
 
 def merged(over: Sequence[Budget], under: Sequence[Budget]) -> tuple[Budget, ...]:

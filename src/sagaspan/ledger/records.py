@@ -332,6 +332,18 @@ class LimitRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRecord:
+    """What a run has to remember of loops beside its calls (``sagaspan._signals``): of this ``generation`` of it."""
+
+    namespace: str
+    run_id: str
+    generation: int
+    entries: str = "[]"
+    refusals: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FreezeRecord:
     """What an operator stopped: ``scope`` is ``"all"``, a scope or a glob of them (``ledger.freezes``)."""
 

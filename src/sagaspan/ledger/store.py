@@ -26,6 +26,7 @@ from sagaspan.ledger.records import (
     LeaseRecord,
     LimitRecord,
     LockRecord,
+    LoopRecord,
     RunRecord,
     RunState,
     UsageRecord,
@@ -171,6 +172,14 @@ class LimitChange:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopChange:
+    """Save what a run remembers of loops, if its row is still at ``expected_version`` (0: if there is none)."""
+
+    record: LoopRecord
+    expected_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FreezeChange:
     """Freeze the scope of ``record`` if it is not frozen, or lift that if it is, and move the controls on by one."""
 
@@ -223,6 +232,7 @@ Conditional = (
     | ReserveChange
     | UsageChange
     | LimitChange
+    | LoopChange
     | FreezeChange
     | NoteChange
     | RateChange
@@ -436,6 +446,12 @@ class Store(Protocol):
 
         Reads and calls of models in doubt are settled, unless they keep a lock: nobody has anything to decide of them.
         """
+
+    def loop_of(self, namespace: str, run_id: str) -> LoopRecord | None:
+        """What a run remembers of loops beside its calls; None if that is nothing."""
+
+    def reserving(self, namespace: str) -> list[CallRecord]:
+        """The calls of a namespace that hold reservations of budgets."""
 
     def list_calls(
         self, *, states: Sequence[CallState] = (), namespace: str | None = None, limit: int = 100, offset: int = 0

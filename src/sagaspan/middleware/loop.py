@@ -7,6 +7,7 @@ earlier incarnations does not: that was counted when it happened.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from sagaspan import loops
 from sagaspan._call import Call, Result
@@ -14,14 +15,28 @@ from sagaspan._clock import now_us
 from sagaspan._middleware import CallNext
 from sagaspan._observed import let_by
 from sagaspan.exceptions import LoopDetected
+from sagaspan.ledger.records import CallRecord
 
 _log = logging.getLogger("sagaspan")
 
 
 class LoopMiddleware:
-    """``allowed`` is how often an equal call may bring an equal result where the policy does not say; False: any."""
+    """``allowed`` is how often an equal call may bring an equal result where the policy does not say; False: any.
 
-    def __init__(self, allowed: int | bool = loops.ALLOWED, *, observes: bool = False) -> None:
+    ``serve`` is the ledger's answer to a call that is on record; ``keep`` puts on record what no record of a call says:
+    an answer that was given again, or (None) a refusal.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[Call], Awaitable[Result | None]],
+        keep: Callable[[Call, CallRecord | None], None],
+        allowed: int | bool = loops.ALLOWED,
+        *,
+        observes: bool = False,
+    ) -> None:
+        self._serve = serve
+        self._keep = keep
         self._allowed = allowed
         self._observes = observes
 
@@ -29,27 +44,45 @@ class LoopMiddleware:
         allowed = self._allowed if call.tool.policy.loop is None else call.tool.policy.loop
         signals, args = call.signals, call.key.fingerprint
         if signals.may_repeat(args) and allowed is not False:
-            call = await self._look(call, args, int(allowed))
+            looked = await self._look(call, args, int(allowed))
+            if isinstance(looked, Result):
+                return looked
+            call = looked
         result = await call_next(call)
-        if result.executed or result.record.started_us >= call.run.started_us:
+        if result.executed or not _is_earlier(call, result):
             signals.add(result.record, counts=allowed is not False)
+            if not result.executed:
+                await call.io(self._keep, call, result.record)
             if allowed is not False:
                 _nudge(call, loops.observe(signals.ring, allowed=int(allowed)))
         return result
 
-    async def _look(self, call: Call, args: str, allowed: int) -> Call:
+    async def _look(self, call: Call, args: str, allowed: int) -> Call | Result:
         """Refuse what goes in circles, slow what polls; who only observes lets it by with a note."""
         signals, tool, now = call.signals, call.tool.name, now_us()
         verdict = loops.judge(signals.ring, tool, args, now, allowed=allowed, refusals=signals.refusals)
-        if verdict is not None:
-            signals.refusals += 1
-            if self._observes:
-                return let_by(call, refusal(tool, verdict))
-            raise refusal(tool, verdict)
-        delay = loops.poll_delay(loops.polls(signals.ring, tool, args, now))
-        if delay and not self._observes:
-            await call.sleep(delay)
-        return call
+        delay = 0.0 if verdict is not None else loops.poll_delay(loops.polls(signals.ring, tool, args, now))
+        if verdict is None and not delay:
+            return call
+        if call.resumed or call.replaying:  # what an earlier incarnation did is no step of a loop once more
+            served = await self._serve(call)
+            if served is not None and _is_earlier(call, served):
+                return served
+        if verdict is None:
+            if not self._observes:
+                await call.sleep(delay)
+            return call
+        if self._observes:
+            return let_by(call, refusal(tool, verdict))
+        await call.io(self._keep, call, None)
+        raise refusal(tool, verdict)
+
+
+def _is_earlier(call: Call, result: Result) -> bool:
+    """Whether ``result`` replays what an earlier incarnation was answered, and no more often than that."""
+    if result.record.started_us >= call.run.started_us:
+        return False
+    return call.tool.policy.repeat_rule == "new" or call.occurrence <= call.signals.answered_again(result.record.id)
 
 
 def refusal(tool: str, verdict: loops.Verdict) -> LoopDetected:

@@ -20,6 +20,7 @@ from sagaspan.ledger.records import (
     LeaseRecord,
     LimitRecord,
     LockRecord,
+    LoopRecord,
     Phase,
     RunRecord,
     RunState,
@@ -34,6 +35,7 @@ LEASE_COLUMNS: Final = tuple(field.name for field in fields(LeaseRecord))
 LOCK_COLUMNS: Final = tuple(field.name for field in fields(LockRecord))
 BUDGET_COLUMNS: Final = tuple(field.name for field in fields(BudgetRecord))
 FREEZE_COLUMNS: Final = tuple(field.name for field in fields(FreezeRecord))
+LOOP_COLUMNS: Final = tuple(field.name for field in fields(LoopRecord))
 LIMIT_COLUMNS: Final = tuple(field.name for field in fields(LimitRecord))
 APPROVAL_COLUMNS: Final = tuple(field.name for field in fields(ApprovalRecord))
 DELIVERY_COLUMNS: Final = tuple(field.name for field in fields(DeliveryRecord))
@@ -143,6 +145,7 @@ def limit_record(row: Sequence[Any]) -> LimitRecord:
 
 budget_name = attrgetter("namespace", "scope", "unit", "window", "start_us")
 limit_values = attrgetter(*LIMIT_COLUMNS)
+loop_values = attrgetter(*LOOP_COLUMNS)
 freeze_values = attrgetter(*FREEZE_COLUMNS)
 usage_values = attrgetter(*USAGE_COLUMNS)
 

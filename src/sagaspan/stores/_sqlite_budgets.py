@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sagaspan.ledger.records import BudgetRecord
-from sagaspan.ledger.store import Booked, FreezeChange, LimitChange, RateChange, ReserveChange, SpendChange, UsageChange
+from sagaspan.ledger.store import (
+    Booked,
+    FreezeChange,
+    LimitChange,
+    LoopChange,
+    RateChange,
+    ReserveChange,
+    SpendChange,
+    UsageChange,
+)
 from sagaspan.stores import _columns as columns
 
 # What was overdrawn counts as spent as soon as it fits.
@@ -49,6 +58,14 @@ _UNFREEZE: Final = "delete from freezes where namespace = ? and scope = ? and at
 _SAVE_USAGE: Final = f"""
 insert or replace into usage ({", ".join(columns.USAGE_COLUMNS)}) values ({", ".join("?" * len(columns.USAGE_COLUMNS))})
 """  # noqa: S608
+_SAVE_LOOP: Final = """
+insert into loops (namespace, run_id, generation, entries, refusals, version)
+select ?1, ?2, ?3, ?4, ?5, ?6
+ where ?7 = 0 or exists (select 1 from loops where namespace = ?1 and run_id = ?2)
+    on conflict do update
+   set generation = ?3, entries = ?4, refusals = ?5, version = ?6
+ where version = ?7
+"""
 # As sagaspan.rate.rate_step: a kept time is between now and a full bucket from now. ?3 now, ?4 interval, ?5 full.
 _RATE: Final = """
 insert into rates (namespace, name, arrival_ns) values (?1, ?2, ?3 + ?4)
@@ -87,8 +104,12 @@ def usage_query(
     """The query of ``Store.usage_of`` and its values, with the columns of ``UsageTotals``."""
     conditions: list[str] = [_CLAIMED]
     values: list[Any] = []
+    # With a plus no index is looked for, and a cross join begins on its left: of all calls, or runs, of a namespace or
+    # user the last hour has few.
+    by_time = since_us and "run" not in which
+    namespace_column = "+c.namespace" if by_time else "c.namespace"
     for column, value in [
-        ("c.namespace", namespace), *((_KINDS[kind], name) for kind, name in which.items())
+        (namespace_column, namespace), *((_KINDS[kind], name) for kind, name in which.items())
     ]:  # fmt: skip
         if value is not None:
             conditions.append(f"{column} = ?")
@@ -102,7 +123,8 @@ def usage_query(
 select {key}, count(*), coalesce(sum(u.cost), 0), coalesce(sum(u.prices like '%, assumed'), 0),
        coalesce(sum(u.input_tokens), 0), coalesce(sum(u.output_tokens), 0), coalesce(sum(u.cached_tokens), 0),
        coalesce(sum(u.reasoning_tokens), 0)
-  from calls c join runs r on r.namespace = c.namespace and r.id = c.run_id left join usage u on u.call_id = c.id
+  from calls c {"cross" if by_time else ""} join runs r on r.namespace = c.namespace and r.id = c.run_id
+       left join usage u on u.call_id = c.id
  where {" and ".join(conditions)}
  group by 1 order by 3 desc, 2 desc
 """,  # noqa: S608
@@ -110,7 +132,7 @@ select {key}, count(*), coalesce(sum(u.cost), 0), coalesce(sum(u.prices like '%,
     )
 
 
-BudgetChange = ReserveChange | UsageChange | LimitChange | RateChange | FreezeChange
+BudgetChange = ReserveChange | UsageChange | LimitChange | LoopChange | RateChange | FreezeChange
 
 
 def spend(connection: sqlite3.Connection, change: SpendChange) -> int:
@@ -166,6 +188,8 @@ def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:
             saved = execute(_FREEZE, columns.freeze_values(frozen))
         execute(_MOVE_CONTROLS, (frozen.namespace,))
         return saved.rowcount == 1
+    if isinstance(change, LoopChange):
+        return execute(_SAVE_LOOP, (*columns.loop_values(change.record), change.expected_version)).rowcount == 1
     if isinstance(change, UsageChange):
         execute(_SAVE_USAGE, columns.usage_values(change.record))
         return True

@@ -33,6 +33,7 @@ from sagaspan.ledger.records import (
     LeaseRecord,
     LimitRecord,
     LockRecord,
+    LoopRecord,
     RunRecord,
     RunState,
     UsageTotals,
@@ -85,6 +86,7 @@ _LOCKS: Final = ", ".join(columns.LOCK_COLUMNS)
 _APPROVALS: Final = ", ".join(columns.APPROVAL_COLUMNS)
 _BUDGETS: Final = ", ".join(columns.BUDGET_COLUMNS)
 _FREEZES: Final = ", ".join(columns.FREEZE_COLUMNS)
+_LOOPS: Final = ", ".join(columns.LOOP_COLUMNS)
 _LIMITS: Final = ", ".join(f"l.{name}" for name in columns.LIMIT_COLUMNS)
 
 
@@ -529,6 +531,16 @@ class SqliteStore:
         """
         within, of = _within(namespace)
         return self._calls(f"{_OPEN} and not {_NOBODY_S}{within} order by seq desc limit ?", (*of, limit))
+
+    def loop_of(self, namespace: str, run_id: str) -> LoopRecord | None:
+        """What a run remembers of loops beside its calls; None if that is nothing."""
+        where = "namespace = ? and run_id = ?"
+        rows = self._fetch(f"select {_LOOPS} from loops where {where}", (namespace, run_id))  # noqa: S608
+        return LoopRecord(**dict(zip(columns.LOOP_COLUMNS, rows[0], strict=True))) if rows else None
+
+    def reserving(self, namespace: str) -> list[CallRecord]:
+        """The calls of a namespace that hold reservations of budgets."""
+        return self._calls("namespace = ? and reserved is not null", (namespace,))
 
     def lease_of(self, owner: str) -> LeaseRecord | None:
         """The lease of this owner, or None if it never had one."""
@@ -993,6 +1005,7 @@ def _forget(connection: sqlite3.Connection, family: Family, chains: Chains, acto
         _gone(connection, "calls where namespace = ? and run_id = ?", *whose)
         _gone(connection, "usage where namespace = ? and run_id = ?", *whose)
         _gone(connection, "locks where namespace = ? and run_id = ?", *whose)
+        _gone(connection, "loops where namespace = ? and run_id = ?", *whose)
         _gone(connection, "approvals where namespace = ? and run_id = ?", *whose)
         _gone(connection, "runs where namespace = ? and id = ?", *whose)
     return Forgotten(runs=len(family.runs), calls=len(family.calls), audit_rows=audit_rows)
