@@ -170,6 +170,6 @@ def test_the_mode_of_the_file_can_be_changed_while_agents_run(watching: Callable
         pay = guard.tool("pay", approve="amount > 1000")(lambda amount: amount)
         assert pay(50) == 50
         Path("p.toml").write_text(DENY)
-        clock.advance(1)
+        clock.advance(60)  # the file has the time of the machine
         with pytest.raises(PolicyDenied):
             pay(50)
