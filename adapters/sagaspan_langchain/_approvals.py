@@ -9,7 +9,9 @@ shown: it goes by the digest of its question.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,16 +22,16 @@ from langchain_core.tools import BaseTool
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
-from sagaspan import ApprovalRequest, Approve, Deny, Edit, Guard
+from sagaspan import ApprovalRequest, Approve, Deny, Edit, Guard, ResolutionError
 from sagaspan.adapters import Question
 from sagaspan.approvers import LATER
 from sagaspan_langchain import _compat
-from sagaspan_langchain._bodies import Body
+from sagaspan_langchain._bodies import Body, body_behind
 from sagaspan_langchain._marks import guard_of
-from sagaspan_langchain._subclasses import body_behind
 
 Tools = Mapping[str, BaseTool]
 Gated = tuple[dict[str, Any], BaseTool, Body, dict[str, Any], Guard]
+_log = logging.getLogger("sagaspan")
 CHANNEL: Final = "langgraph"
 DIGESTS: Final = "digests"
 ALLOWED: Final = ("approve", "edit", "reject", "respond")
@@ -105,10 +107,11 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The calls of a task as they shall be made, and who answers for them."""
+    """The calls of a task as they shall be made, who answers for them, and what edits make of them, by their ids."""
 
     calls: Sequence[dict[str, Any]]
     answers: Answers
+    edited: Mapping[str, Action]
 
 
 # -- asking ----------------------------------------------------------------------------------------------------
@@ -119,16 +122,17 @@ def ask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]
 
     Raises LangGraph's interrupt, and pydantic's ``ValidationError`` for an answer that is none to this question.
     """
-    gated = _gated(tools, calls, is_async=False)
-    found = [_asked(call, tool, guard.question(body.tool, args)) for call, tool, body, args, guard in gated]
-    asked = [one for one in found if one is not None]
+    asked = _asked(tools, calls)
     if not _is_needed(asked, config):
         return None
     given_to_us = _ours(config)
     decisions = _interrupt(asked, len(given_to_us), _compat.shown_to(config) if given_to_us else None)
 
+    if _needs_more(asked, decisions, config):
+        decisions_about(_asked(tools, calls))
+
     def judge(call: dict[str, Any]) -> Question | None:
-        found = _gated(tools, [call], is_async=False)
+        found = gated(tools, [call], is_async=False)
         return next((guard.question(body.tool, args) for _, _, body, args, guard in found), None)
 
     return _step(calls, asked, decisions, config, judge)
@@ -136,22 +140,22 @@ def ask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]
 
 async def aask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> Step | None:
     """As ``ask``, in a running loop."""
-    gated = _gated(tools, calls, is_async=True)
-    found = [_asked(call, tool, await guard.aquestion(body.tool, args)) for call, tool, body, args, guard in gated]
-    asked = [one for one in found if one is not None]
+    asked = await _aasked(tools, calls)
     if not _is_needed(asked, config):
         return None
     given_to_us = _ours(config)
     decisions = _interrupt(asked, len(given_to_us), await _compat.ashown_to(config) if given_to_us else None)
+    if await asyncio.to_thread(_needs_more, asked, decisions, config):
+        decisions_about(await _aasked(tools, calls))
     judged: dict[str, Question | None] = {}
     for one, decision in zip(asked, decisions, strict=True):
         if _is_other_tool(one, decision):
-            for call, _, body, args, guard in _gated(tools, [_instead(one, decision)], is_async=True):
+            for call, _, body, args, guard in gated(tools, [_instead(one, decision)], is_async=True):
                 judged[call["id"]] = await guard.aquestion(body.tool, args)
     return _step(calls, asked, decisions, config, lambda call: judged.get(call["id"]))
 
 
-def _gated(tools: Tools, calls: Sequence[dict[str, Any]], *, is_async: bool) -> list[Gated]:
+def gated(tools: Tools, calls: Sequence[dict[str, Any]], *, is_async: bool) -> list[Gated]:
     """The calls of tools that this guard runs, with the arguments their bodies would get; wrong ones fail later."""
     found: list[Gated] = []
     for call in calls:
@@ -165,8 +169,20 @@ def _gated(tools: Tools, calls: Sequence[dict[str, Any]], *, is_async: bool) -> 
     return found
 
 
-def _asked(call: dict[str, Any], tool: BaseTool, question: Question | None) -> Asked | None:
-    return None if question is None else Asked(call=call, tool=tool, question=question)
+def _asked(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[Asked]:
+    found = [
+        (call, tool, guard.question(body.tool, args))
+        for call, tool, body, args, guard in gated(tools, calls, is_async=False)
+    ]
+    return [Asked(call=call, tool=tool, question=question) for call, tool, question in found if question is not None]
+
+
+async def _aasked(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[Asked]:
+    found = [
+        (call, tool, await guard.aquestion(body.tool, args))
+        for call, tool, body, args, guard in gated(tools, calls, is_async=True)
+    ]
+    return [Asked(call=call, tool=tool, question=question) for call, tool, question in found if question is not None]
 
 
 def _is_needed(asked: Sequence[Asked], config: Mapping[str, Any]) -> bool:
@@ -178,10 +194,10 @@ def _is_needed(asked: Sequence[Asked], config: Mapping[str, Any]) -> bool:
 
 def _ours(config: Mapping[str, Any]) -> list[Any]:
     """The answers that are for this task's approvals: they come before those to what its tools ask themselves."""
-    return list(itertools.takewhile(_is_ours, _compat.answers_to(config)))
+    return list(itertools.takewhile(is_ours, _compat.answers_to(config)))
 
 
-def _is_ours(answer: Any) -> bool:
+def is_ours(answer: Any) -> bool:
     decisions = answer.get("decisions") if isinstance(answer, dict) else None
     return isinstance(decisions, list) and all(
         isinstance(one, dict) and one.get("type") in ALLOWED for one in decisions
@@ -195,7 +211,17 @@ def _interrupt(asked: Sequence[Asked], answers: int, shown: Any) -> list[Decisio
     else:  # what was shown is answered, and the tools have asked something else since
         is_shown = all(CHANNEL in one.question.channels for one in asked if one.question.request is not None)
     for _ in range(answers - is_shown):  # to something else: calls that have changed since
-        interrupt(None)
+        skip()
+    return decisions_about(asked)
+
+
+def skip() -> None:
+    """Leave an answer that is there behind, as that to another question."""
+    interrupt(None)
+
+
+def decisions_about(asked: Sequence[Asked]) -> list[Decision]:
+    """The next decisions that LangGraph has; raises its interrupt if there are none."""
     exactly = Annotated[list[Decision], Len(len(asked), len(asked))]
     HITLResponse = TypedDict("HITLResponse", {"decisions": exactly})  # noqa: UP013 - made for this question
     answer: Any = interrupt(_request(asked), response_schema=HITLResponse)
@@ -235,25 +261,69 @@ def _step(
     answers = Answers(by=by)
     made = list(calls)
     for one, decision in zip(asked, decisions, strict=True):
-        if one.question.request is None:
-            continue
-        if decision["type"] == "edit" and _is_other_tool(one, decision):
+        request = one.question.request
+        if _is_other_tool(one, decision) and (request is not None or one.question.denied):
             instead = _instead(one, decision)
             made[next(at for at, call in enumerate(calls) if call is one.call)] = instead
             guard = guard_of(one.tool)
             assert guard is not None  # noqa: S101 - it was asked about
-            why = f"{instead['name']!r} is called instead"
-            guard.approvals_of(CHANNEL).deny(one.question.request.id, why, by=by)
+            if request is not None:  # else it was denied for this before the task was interrupted again, or died
+                why = f"{instead['name']!r} is called instead"
+                guard.approvals_of(CHANNEL).deny(request.id, why, by=by)
             if (question := judge(instead)) is not None:
                 answers.say(question.digest, Approve(by=by))
-        else:
-            answers.say(one.question.digest, _answer(one, decision, by))
+        elif request is not None:
+            answers.say(one.question.digest, answer_of(one, decision, by))
             if decision["type"] == "respond":
                 answers.responses[one.call["id"]] = decision["message"]
-    return Step(calls=made, answers=answers)
+    return Step(calls=made, answers=answers, edited=_edited(asked, decisions))
 
 
-def _answer(one: Asked, decision: Decision, by: str | None) -> Approve | Deny | Edit:
+def _edited(asked: Sequence[Asked], decisions: Sequence[Decision]) -> dict[str, Action]:
+    """What edits make of the calls, by their ids."""
+    edits = (
+        (one.call, _instead(one, made)) for one, made in zip(asked, decisions, strict=True) if made["type"] == "edit"
+    )
+    return {
+        call["id"]: {
+            "name": instead["name"],
+            # Arguments that an edit of the same call leaves out stay what they were.
+            "args": {**(call["args"] if instead["name"] == call["name"] else {}), **instead["args"]},
+        }
+        for call, instead in edits
+        if call["id"]
+    }
+
+
+def _needs_more(asked: Sequence[Asked], decisions: Sequence[Decision], config: Mapping[str, Any]) -> bool:
+    """Whether a request still waits that several people must agree to, once this one's vote is recorded."""
+    waits = False
+    for one, decision in zip(asked, decisions, strict=True):
+        request = one.question.request
+        if request is None or request.approvers < 2 or _is_other_tool(one, decision):
+            continue
+        answer = answer_of(one, decision, _compat.principal_of(config))
+        if isinstance(answer, Deny):
+            continue
+        guard = guard_of(one.tool)
+        assert guard is not None  # noqa: S101 - it was asked about
+        waits = _is_pending(guard.approvals_of(CHANNEL), request, answer) or waits
+    return waits
+
+
+def _is_pending(requests: Any, request: ApprovalRequest, answer: Approve | Edit) -> bool:
+    try:
+        if isinstance(answer, Edit):
+            after = requests.edit(request.id, answer.arguments, by=answer.by)
+        else:
+            after = requests.approve(request.id, by=answer.by, digest=request.digest)
+    except ResolutionError as error:  # somebody who may not, or has agreed before: the next one is asked
+        _log.warning("%s", error)
+        after = requests.get(request.id)
+    return after is not None and str(after.state) == "pending"
+
+
+def answer_of(one: Asked, decision: Decision, by: str | None) -> Approve | Deny | Edit:
     if decision["type"] == "approve":
         return Approve(by=by)
     if decision["type"] == "edit":

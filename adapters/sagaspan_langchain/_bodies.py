@@ -22,6 +22,8 @@ from sagaspan_langchain._marks import own_class
 from sagaspan_langchain._shapes import Shape, shape_of
 
 _NOTHING: Final = object()
+BODIES: Final = "__sagaspan_bodies__"
+"""Where the class of a guarded tool keeps its two bodies."""
 
 
 @dataclass(slots=True)
@@ -127,6 +129,13 @@ class BodyCall:
         """Whether ``value`` is the guard's account of a failure (``critical=False``) rather than a result."""
         is_account = isinstance(value, dict) and set(value) == {"status", "error", "call"}
         return self.body.tool.policy.critical is False and is_account
+
+
+def body_behind(tool: BaseTool | None, *, is_async: bool) -> Body | None:
+    """The body of a guarded tool that runs in an agent's step of that kind, or None if it is guarded elsewhere."""
+    sync, async_ = getattr(type(tool), BODIES, (None, None))
+    body: Body | None = (async_ or sync) if is_async else sync
+    return body
 
 
 # -- reading a tool --------------------------------------------------------------------------------------------

@@ -34,8 +34,11 @@ try:
         INTERRUPT,
     )
     from langgraph._internal._scratchpad import PregelScratchpad
+    from langgraph.config import get_config
+    from langgraph.graph.message import add_messages
     from langgraph.prebuilt import ToolNode
     from langgraph.pregel import Pregel
+    from langgraph.pregel._algo import LazyAtomicCounter
     from langgraph.pregel.remote import RemoteGraph
 
     _missing: str | None = None
@@ -53,17 +56,20 @@ def check() -> None:
 
 
 def _lacking() -> Iterator[str]:
-    if not hasattr(BaseTool, "_filter_injected_args"):
-        yield "BaseTool._filter_injected_args is gone"
-    if not hasattr(BaseChatModel, "_get_ls_params"):
-        yield "BaseChatModel._get_ls_params is gone"
     node = ToolNode([])
+    private = {
+        BaseTool: ("_filter_injected_args",), BaseChatModel: ("_get_ls_params",),
+        node: ("_parse_input", "_messages_key", "_extract_state"),
+    }  # fmt: skip
+    for owner, names in private.items():
+        yield from (f"{owner!r} has no {name!r} any more" for name in names if not hasattr(owner, name))
     if not isinstance(getattr(node, "_tools_by_name", None), dict):
         yield "ToolNode._tools_by_name is gone"
-    if not hasattr(node, "_parse_input"):
-        yield "ToolNode._parse_input is gone"
     if not {"resume", "get_null_resume"} <= set(PregelScratchpad.__annotations__):
         yield "the scratchpad of LangGraph's tasks has changed"
+    counter = LazyAtomicCounter()
+    if [_count_of(counter), counter(), counter(), _count_of(counter)] != [0, 0, 1, 2]:
+        yield "the counter of LangGraph's interrupts has changed"
     if not _runs_itself(node):
         yield "ToolNode.func is not its own method any more"
     if not {"nodes", "stream", "astream", "get_name"} <= {*dir(Pregel), *Pregel.__annotations__}:
@@ -183,7 +189,56 @@ def answers_to(config: Mapping[str, Any]) -> list[Any]:
     if scratchpad is None:
         return []
     latest = scratchpad.get_null_resume(False)
-    return [*scratchpad.resume, *([] if latest is None else [latest])]
+    is_taken = bool(scratchpad.resume) and scratchpad.resume[-1] is latest  # it can still be looked at then
+    return [*scratchpad.resume, *([] if latest is None or is_taken else [latest])]
+
+
+def next_answers(config: Mapping[str, Any]) -> list[Any]:
+    """Of the answers that the task in force got, those to the question that is asked next and to later ones."""
+    scratchpad = config["configurable"].get(CONFIG_KEY_SCRATCHPAD)
+    return [] if scratchpad is None else answers_to(config)[_count_of(scratchpad.interrupt_counter) :]
+
+
+def _count_of(counter: Any) -> int:
+    """How often LangGraph's counter has counted, without counting."""
+    begun = counter._counter  # noqa: SLF001 - the reason for this module
+    return 0 if begun is None else int(repr(begun.__self__).removeprefix("count(").removesuffix(")"))
+
+
+def config_here() -> Mapping[str, Any] | None:
+    """The config of the node whose code runs here; None outside of one."""
+    try:
+        return get_config()
+    except RuntimeError:
+        return None
+
+
+def messages_key_of(node: ToolNode) -> str:
+    """Where a node finds the model's messages in a state, and puts its answers."""
+    key: str = node._messages_key  # noqa: SLF001 - the reason for this module
+    return key
+
+
+def messages_in(node: ToolNode, given: Any, config: Any) -> list[Any]:
+    """The messages of the state that a node works on."""
+    state: Any = node._extract_state(given, config)  # noqa: SLF001 - the reason for this module
+    if not isinstance(state, list):
+        key = messages_key_of(node)
+        state = state.get(key) if isinstance(state, dict) else getattr(state, key, None)
+    return list(state) if isinstance(state, list) else []
+
+
+def update_of(node: ToolNode, given: Any, messages: list[Any]) -> Any:
+    """``messages`` as an update of the state that the input ``given`` of a node is of."""
+    is_state = isinstance(given, list) and not isinstance(given[-1], dict)
+    return messages if is_state else {messages_key_of(node): messages}
+
+
+def merges_by_id(graph: Any, node: ToolNode) -> bool:
+    """Whether the state of ``graph`` replaces a message by one with its id, where ``node`` puts its answers."""
+    channels = getattr(graph, "channels", {})
+    channel = channels.get("__root__") or channels.get(messages_key_of(node))
+    return getattr(channel, "operator", None) is add_messages
 
 
 def shown_to(config: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ sends ``invoke``, ``batch`` and the event streams too. What the class holds surv
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -76,37 +77,40 @@ class _Surgery:
     """Copies of nodes whose tools are guarded; what holds no tool is shared with the original."""
 
     scope: Scope
-    seen: dict[int, Any]
+    seen: dict[tuple[int, int], Any]
 
     def nodes(self, graph: Graph) -> dict[str, Any]:
-        return {name: self._node(node) for name, node in graph.nodes.items()}
+        return {name: self._node(node, graph) for name, node in graph.nodes.items()}
 
-    def _node(self, node: Any) -> Any:
-        bound = self._step(node.bound)
+    def _node(self, node: Any, graph: Graph) -> Any:
+        bound = self._step(node.bound, graph)
         if bound is node.bound:
             return node
         update = {"bound": bound}
         if node.subgraphs:
-            update["subgraphs"] = [self._step(inner) for inner in node.subgraphs]
+            update["subgraphs"] = [self._step(inner, graph) for inner in node.subgraphs]
         return node.copy(update)
 
-    def _step(self, step: Any) -> Any:
-        """``step`` with guarded tools, or itself; one object has one copy wherever it stands."""
-        if id(step) not in self.seen:
-            self.seen[id(step)] = self._copied(step)
-        return self.seen[id(step)]
+    def _step(self, step: Any, graph: Graph) -> Any:
+        """``step`` of ``graph`` with guarded tools, or itself; one object has one copy wherever it stands in that."""
+        key = (id(step), id(graph))
+        if key not in self.seen:
+            self.seen[key] = self._copied(step, graph)
+        return self.seen[key]
 
-    def _copied(self, step: Any) -> Any:
+    def _copied(self, step: Any, graph: Graph) -> Any:
         if isinstance(step, ToolNode):
             tools = {name: self.scope.tool(tool) for name, tool in _compat.tools_of(step).items()}
-            return _compat.with_tools(step, tools, run_step, arun_step)
+            merges = _compat.merges_by_id(graph, step)
+            run, arun = (functools.partial(each, merges=merges) for each in (run_step, arun_step))
+            return _compat.with_tools(step, tools, run, arun)
         if not any(True for _ in _tool_nodes_in(step)):
             return step
         if isinstance(step, Pregel):
             return _of_class(type(step), step, self.nodes(step))
         if isinstance(step, RunnableBindingBase):
-            return step.model_copy(update={"bound": self._step(step.bound)})
-        first, *middle, last = (self._step(part) for part in step.steps)
+            return step.model_copy(update={"bound": self._step(step.bound, graph)})
+        first, *middle, last = (self._step(part, graph) for part in step.steps)
         return step.model_copy(update={"first": first, "middle": middle, "last": last})
 
 

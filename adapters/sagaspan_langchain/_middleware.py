@@ -10,13 +10,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
+from langgraph.types import Command
 
 from sagaspan import Guard
 from sagaspan.adapters import PolicyBook, approver_here
 from sagaspan_langchain import _compat
 from sagaspan_langchain._approvals import Step, aask, ask
 from sagaspan_langchain._reach import Scope, install
+from sagaspan_langchain._revised import as_made, has_one_of
 
 
 class GuardMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -57,7 +60,7 @@ class GuardMiddleware(AgentMiddleware[Any, Any, Any]):
             step = ask(self._guarded_tools(request.tool), [request.tool_call], config)
             token = approver_here.set(None if step is None else step.answers)
             try:
-                return handler(self._as_decided(request, step))
+                return self._told(request, step, handler(self._as_decided(request, step)))
             finally:
                 approver_here.reset(token)
 
@@ -70,7 +73,7 @@ class GuardMiddleware(AgentMiddleware[Any, Any, Any]):
             step = await aask(self._guarded_tools(request.tool), [request.tool_call], config)
             token = approver_here.set(None if step is None else step.answers)
             try:
-                return await handler(self._as_decided(request, step))
+                return self._told(request, step, await handler(self._as_decided(request, step)))
             finally:
                 approver_here.reset(token)
 
@@ -84,6 +87,14 @@ class GuardMiddleware(AgentMiddleware[Any, Any, Any]):
         (call,) = step.calls
         tool = request.tool if call["name"] == request.tool.name else self._peers.get(call["name"])
         return request.override(tool_call=call, tool=tool)
+
+    def _told(self, request: Any, step: Step | None, output: Any) -> Any:
+        """``output``, with the model's message as it would be had it made the call that an edit made of its own."""
+        if step is None or not step.edited or not isinstance(output, ToolMessage):
+            return output
+        messages = getattr(request.state, "messages", None) or request.state.get("messages", ())
+        revised = [as_made(one, step.edited) for one in messages if has_one_of(one, step.edited) and one.id]
+        return Command(update={"messages": [*revised, output]}) if revised else output
 
     def _know(self, tools: Any) -> None:
         """The tools of the agent, which a request to its model is the first to tell."""

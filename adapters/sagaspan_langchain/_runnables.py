@@ -1,15 +1,17 @@
 """Chains, executors and every other runnable: an invocation is a run, and what is called within is guarded.
 
-The copy is of a subclass of the runnable's own class. Each item of a batch is an invocation of its own.
+The copy is of a subclass of the runnable's own class. Each item of a batch is an invocation of its own. A guarded chain
+that becomes a step of another one stays a step: LangChain would take its steps out, and leave its run behind.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 
 from sagaspan import ConfigurationError, Guard
 from sagaspan.adapters import PolicyBook
@@ -28,6 +30,7 @@ def wrap_runnable(guard: Guard, target: Runnable[Any, Any], book: PolicyBook, op
     found = found_in(target)
     book.check_names(list(found.tools), where=f"{name!r}")
     install()
+    _keep_whole()
     scope = Scope(guard=guard, book=book, peers=found.tools, bypassed=found.bypassed)
     scope.prepare()
     guarded: Runnable[Any, Any] = twin(target, _guarded_class(scope, type(target), opening.named(name)))
@@ -47,12 +50,37 @@ def _guarded_class(scope: Scope, base: Any, opening: Opening) -> Any:
     return subclass(scope.guard, base, members)
 
 
+def _keep_whole() -> None:
+    """Let LangChain make no chain of the steps of a guarded one; once a process."""
+    sequence: Any = RunnableSequence
+    with _lock:
+        original = sequence.__init__
+        if hasattr(original, _INSTALLED):
+            return
+
+        @functools.wraps(original)
+        def made(self: Any, *steps: Any, **options: Any) -> None:
+            original(self, *(_as_one(step) for step in steps), **options)
+
+        setattr(made, _INSTALLED, True)
+        sequence.__init__ = made
+
+
+_INSTALLED: Final = "__sagaspan_keeps_whole__"
+_lock = threading.Lock()
+
+
+def _as_one(step: Any) -> Any:
+    is_guarded = isinstance(step, RunnableSequence) and guard_of(step) is not None
+    return RunnableBinding(bound=step) if is_guarded else step
+
+
 def _joined(scope: Scope, opening: Opening, method: Callable[..., Any]) -> Callable[..., Any]:
     """A chain that takes this one's steps over is guarded as this one is."""
 
     @functools.wraps(method)
     def join(self: Any, other: Any) -> Any:
-        longer = method(self, other)
+        longer = method(self, _as_one(other))  # which keeps policies of its own
         return twin(longer, _guarded_class(scope, type(longer), opening))
 
     return join

@@ -19,26 +19,29 @@ from sagaspan_langchain import _compat
 from sagaspan_langchain._approvals import aask, ask
 from sagaspan_langchain._bodies import asked_in_task
 from sagaspan_langchain._marks import guard_of
+from sagaspan_langchain._revised import note, with_message
 
 _of_tasks: WeakKeyDictionary[Run, dict[str, list[Any]]] = WeakKeyDictionary()
 
 
-def run_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
-    """What ``node`` answers."""
+def run_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool) -> Any:
+    """What ``node`` answers; ``merges``: the state it is in replaces a message by one with its id."""
     step = None
     with _task(node, config):
         if _compat.checkpointer_of(config) is not None:
             step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
             return _compat.run_node(node, given, config, runtime)
+        note(_run_of(node), step.edited)
         token = approver_here.set(step.answers)
         try:
-            return _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
+            output = _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
         finally:
             approver_here.reset(token)
+        return with_message(node, given, config, output, step.edited, _run_of(node)) if merges else output
 
 
-async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> Any:
+async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool) -> Any:
     """As ``run_step``, in a running loop."""
     step = None
     with _task(node, config):
@@ -46,11 +49,13 @@ async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any) -> An
             step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
             return await _compat.arun_node(node, given, config, runtime)
+        note(_run_of(node), step.edited)
         token = approver_here.set(step.answers)
         try:
-            return await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
+            output = await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
         finally:
             approver_here.reset(token)
+        return with_message(node, given, config, output, step.edited, _run_of(node)) if merges else output
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
@@ -22,6 +22,7 @@ from sagaspan.adapters import approver_here, told
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
 from sagaspan_langchain._bodies import (
+    BODIES,
     Body,
     BodyCall,
     Invocation,
@@ -29,28 +30,20 @@ from sagaspan_langchain._bodies import (
     invocation_in_force,
     keeps_functions,
     kept_function,
-)  # fmt: skip
+)
 from sagaspan_langchain._marks import subclass, twin
-
-_BODIES: Final = "__sagaspan_bodies__"
-
-
-def body_behind(tool: BaseTool, *, is_async: bool) -> Body | None:
-    """The body of a guarded tool that runs in an agent's step of that kind, or None if it is guarded elsewhere."""
-    sync, async_ = getattr(type(tool), _BODIES, (None, None))
-    body: Body | None = (async_ or sync) if is_async else sync
-    return body
+from sagaspan_langchain._nodes import aasked, asked
 
 
 def is_twin(kind: type) -> bool:
     """Whether this class was made for a guarded tool."""
-    return _BODIES in vars(kind)
+    return BODIES in vars(kind)
 
 
 def guarded_twin(guard: Guard, tool: BaseTool, *, sync: Body | None, async_: Body | None) -> BaseTool:
     """``tool`` as an object of a class made for it; a body that is None stays as it is."""
     base = type(tool)
-    members: dict[str, Any] = {"run": _run_of(base), "arun": _arun_of(base), _BODIES: (sync, async_)}
+    members: dict[str, Any] = {"run": _run_of(base), "arun": _arun_of(base), BODIES: (sync, async_)}
     if sync is not None:
         members["_run"] = _body_run(guard, tool, sync)
     if async_ is not None:
@@ -85,7 +78,7 @@ def _arun_of(base: type[BaseTool]) -> Callable[..., Any]:
 
 def invoked(run: Callable[..., Any], guarded: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What ``run``, LangChain's own, answers for the guarded tool, or what tells the model of its refusal."""
-    with _invoked(kwargs) as invocation:
+    with asked(guarded, args, kwargs), _invoked(kwargs) as invocation:
         failure: Exception | None = None
         output = None
         try:
@@ -97,14 +90,15 @@ def invoked(run: Callable[..., Any], guarded: BaseTool, args: tuple[Any, ...], k
 
 async def ainvoked(run: Callable[..., Any], guarded: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """As ``invoked``, in a running loop."""
-    with _invoked(kwargs) as invocation:
-        failure: Exception | None = None
-        output = None
-        try:
-            output = await run(guarded, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - raised again, unless it is for the model
-            failure = error
-        return _answer(guarded, invocation, output, failure)
+    async with aasked(guarded, args, kwargs):
+        with _invoked(kwargs) as invocation:
+            failure: Exception | None = None
+            output = None
+            try:
+                output = await run(guarded, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - raised again, unless it is for the model
+                failure = error
+            return _answer(guarded, invocation, output, failure)
 
 
 @contextlib.contextmanager
@@ -124,7 +118,8 @@ def _answer(tool: BaseTool, invocation: Invocation, output: Any, failure: Except
     if failure is None:
         return output
     if isinstance(failure, ApprovalDenied) and (response := _response(invocation)) is not None:
-        return ToolMessage(response, name=tool.name, tool_call_id=str(invocation.tool_call_id))
+        call_id = invocation.tool_call_id
+        return response if call_id is None else ToolMessage(response, name=tool.name, tool_call_id=call_id)
     data = told(failure) or invocation.data
     if data is None:
         raise errors.leaving(failure) if isinstance(failure, SagaspanError) else failure

@@ -15,6 +15,7 @@ from sagaspan.approvers import ApprovalRequest
 from sagaspan.exceptions import ApprovalDenied, ApprovalExpired, ApprovalPending, SagaspanError
 from sagaspan.ledger.approvals import Digest, subject_of, votes_of
 from sagaspan.ledger.desk import Desk, address_of
+from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import request_of
 from sagaspan.ledger.store import Store
 
@@ -24,13 +25,14 @@ class Question:
     """A call that its policy asks about. ``digest`` stands for its scope, tool and arguments.
 
     ``request`` is what waits for an answer, None if it is decided, or done already. ``channels`` are those by which
-    somebody agreed to an equal call of this run before.
+    somebody agreed to an equal call of this run before; ``denied``: somebody did not.
     """
 
     digest: str
     arguments: dict[str, Any]
     request: ApprovalRequest | None
     channels: frozenset[str]
+    denied: bool = False
 
 
 class Asking:
@@ -57,18 +59,19 @@ class Asking:
         scope, key = address_of(call)
         subject = subject_of(namespace=call.run.namespace, scope=scope, tool=call.tool.name, arguments=plain)
         digest = self._digest(subject)
-        request = None
+        request, denied = None, False
         if await self._serve(call) is None:
             try:
-                await self._desk.ask(call, plain)
+                record: ApprovalRecord | None = await self._desk.ask(call, plain)
             except ApprovalPending as pending:
                 record = await call.io(self._store.approval, pending.approval_id)
-                request = None if record is None else request_of(record, self._digest)
             except (ApprovalDenied, ApprovalExpired):
-                pass
+                denied, record = True, None
+            if record is not None and record.state is ApprovalState.PENDING:  # also one that an edit made of it
+                request = request_of(record, self._digest)
         about = await call.io(self._store.approvals_about, call.run.namespace, scope, call.tool.name, key, digest)
         channels = frozenset(vote.channel for one in about if one.digest == digest for vote in votes_of(one))
-        raise Asked(Question(digest=digest, arguments=plain, request=request, channels=channels))
+        raise Asked(Question(digest=digest, arguments=plain, request=request, channels=channels, denied=denied))
 
 
 class Asked(Exception):

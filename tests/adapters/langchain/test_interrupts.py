@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain.agents import create_agent
@@ -14,7 +15,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 from pydantic import ValidationError
 
-from sagaspan import Guard
+from sagaspan import ApprovalPending, Guard
 from tests.adapters.langchain.scripts import Step, answers, ask, calls_of, model, on, states
 
 World = list[Any]
@@ -260,3 +261,253 @@ def test_another_process_answers(guard: Guard, world: World) -> None:
     guard.wrap(_agent(world, PAY, saver=saver), POLICIES).invoke(ask(), on("t"))
     guard.wrap(_agent(world, PAY, saver=saver), POLICIES).invoke(_decide(APPROVE), on("t"))
     assert world == [("pay", "A", 5)]
+
+
+# -- code of a node that calls a tool itself -------------------------------------------------------------------
+
+
+ONE = {"pay": POLICIES["pay"]}
+
+
+def _plain(work: Any) -> Any:
+    """A graph whose one node calls tools itself; what it gets stands in its message."""
+
+    def act(state: Any) -> Any:
+        return {"messages": [AIMessage(str(work()))]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("act", act)
+    graph.add_edge(START, "act")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+DECIDED = {
+    "approve": (APPROVE, [("pay", "A", 5)], "paid A"),
+    "edit": ({"type": "edit", "edited_action": {"name": "pay", "args": {"to": "B"}}}, [("pay", "B", 5)], "paid B"),
+    "reject": (REJECT, [], "too dear"),
+    "respond": ({"type": "respond", "message": "in cash"}, [], "in cash"),
+    "another": ({"type": "edit", "edited_action": {"name": "look", "args": {}}}, [], "cannot call"),
+}
+
+
+@pytest.mark.parametrize("decision", DECIDED)
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_a_node_that_calls_a_gated_tool_pauses(guard: Guard, world: World, way: str, decision: str) -> None:
+    """It asks where it calls it, with the same request; what it called before is not done again."""
+    pay, _, look, _ = _tools(world)
+
+    def work() -> str:
+        look.invoke({"what": "x"})
+        return str(pay.invoke({"to": "A"}))
+
+    agent = guard.wrap(_plain(work), ONE)
+    answer, done, told = DECIDED[decision]
+
+    async def go(given: Any) -> Any:
+        return agent.invoke(given, on("t")) if way == "invoke" else await agent.ainvoke(given, on("t"))
+
+    (asked,) = (await go(ask()))["__interrupt__"]
+    assert asked.value["action_requests"][0]["args"] == {"to": "A", "amount": 5}
+    assert (world, states(guard)) == ([("look", "x")], {"t/1": "paused"})
+    assert told in (await go(_decide(answer)))["messages"][-1].text
+    assert (world, states(guard)) == ([("look", "x"), *done], {"t/1": "completed"})
+
+
+async def test_so_does_one_that_awaits_it(guard: Guard, world: World) -> None:
+    """A coroutine of a node, with a tool that is called in a thread and one that is awaited."""
+
+    @tool
+    async def send(to: str) -> str:
+        """Send."""
+        world.append(("send", to))
+        return "sent"
+
+    pay, *_ = _tools(world)
+
+    async def act(state: Any) -> Any:
+        return {"messages": [AIMessage(await send.ainvoke({"to": "A"}) + await pay.ainvoke({"to": "A"}))]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("act", act)
+    graph.add_edge(START, "act")
+    agent = guard.wrap(graph.compile(checkpointer=InMemorySaver()), {"*": {"approve": True, "effect": "write"}})
+    await agent.ainvoke(ask(), on("t"))
+    (asked,) = (await agent.ainvoke(_decide(APPROVE), on("t")))["__interrupt__"]
+    assert (asked.value["action_requests"][0]["name"], world) == ("pay", [("send", "A")])
+    await agent.ainvoke(_decide(APPROVE), on("t"))
+    assert world == [("send", "A"), ("pay", "A", 5)]
+
+
+@pytest.mark.parametrize("first", [APPROVE, REJECT])
+def test_each_question_of_a_node_gets_its_own_answer(guard: Guard, world: World, first: Any) -> None:
+    """Also with a question of the node's own between them."""
+    pay, *_ = _tools(world)
+
+    def work() -> str:
+        told = [pay.invoke({"to": "A"}), interrupt("sure?"), pay.invoke({"to": "B"})]
+        return str(told[1])
+
+    agent = guard.wrap(_plain(work), ONE)
+    agent.invoke(ask(), on("t"))
+    (asked,) = agent.invoke(_decide(first), on("t"))["__interrupt__"]
+    assert asked.value == "sure?"
+    (asked,) = agent.invoke(Command(resume="quite"), on("t"))["__interrupt__"]
+    assert asked.value["action_requests"][0]["args"]["to"] == "B"
+    assert world == ([("pay", "A", 5)] if first is APPROVE else [])
+    output = agent.invoke(_decide(APPROVE), on("t"))
+    assert output["messages"][-1].text == "quite"
+    assert world == [*([("pay", "A", 5)] if first is APPROVE else []), ("pay", "B", 5)]
+
+
+def test_an_answer_to_one_question_of_a_node_is_not_that_to_another(guard: Guard, world: World) -> None:
+    """What its code asks about now was not shown: it is asked about anew."""
+    pay, *_ = _tools(world)
+    to = ["A"]
+    agent = guard.wrap(_plain(lambda: pay.invoke({"to": to[0]})), ONE)
+    agent.invoke(ask(), on("t"))
+    to[0] = "the thief"
+    (asked,) = agent.invoke(_decide(APPROVE), on("t"))["__interrupt__"]
+    assert (asked.value["action_requests"][0]["args"]["to"], world) == ("the thief", [])
+
+
+def test_a_question_of_a_node_is_decided_elsewhere(guard: Guard, world: World) -> None:
+    """In the ledger, as others; and a wrong answer is refused there too."""
+    pay, *_ = _tools(world)
+    agent = guard.wrap(_plain(lambda: pay.invoke({"to": "A"})), ONE)
+    agent.invoke(ask(), on("t"))
+    with pytest.raises(ValidationError):
+        agent.invoke(Command(resume="yes"), on("t"))
+    guard.approvals.approve(guard.approvals.list()[0].id, by="alice")
+    agent.invoke(None, on("t"))
+    assert world == [("pay", "A", 5)]
+
+
+def test_within_the_body_of_another_tool_it_waits_in_the_ledger(guard: Guard, world: World) -> None:
+    """Tools that run side by side have no order, so no answer could be told to be the one to its question."""
+    pay, *_ = _tools(world)
+
+    @tool
+    def delegate() -> str:
+        """Delegate."""
+        return str(pay.invoke({"to": "A"}))
+
+    agent = guard.wrap(create_agent(model(("delegate", {})), [delegate], checkpointer=InMemorySaver()), ONE)
+    with pytest.raises(ApprovalPending) as caught:
+        agent.invoke(ask(), on("t"))
+    assert (world, states(guard)) == ([], {"t/1": "paused"})
+    guard.approvals.approve(caught.value.approval_id, by="alice")
+    agent.invoke(None, on("t"))
+    assert world == [("pay", "A", 5)]
+
+
+# -- several people --------------------------------------------------------------------------------------------
+
+
+def _as(person: str) -> dict[str, Any]:
+    """The config of a conversation, for somebody whom LangGraph's server knows."""
+    return {"configurable": {"thread_id": "t", "langgraph_auth_user_id": person}}
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("build", [_agent, _shared])
+async def test_several_people_answer_one_after_the_other(guard: Guard, world: World, way: str, build: Any) -> None:
+    """The same question is asked until as many have agreed; nobody is counted twice, and it is done once."""
+    policies = {"refund": {"effect": "write", "approve": True, "approval": {"approvers": 2}}}
+    agent = guard.wrap(build(world, [("refund", {"to": "A", "amount": 9})]), policies)
+
+    async def go(given: Any, config: Any) -> Any:
+        return agent.invoke(given, config) if way == "invoke" else await agent.ainvoke(given, config)
+
+    (asked,) = (await go(ask(), on("t")))["__interrupt__"]
+    for person in ("alice", "alice"):
+        (again,) = (await go(_decide(APPROVE), _as(person)))["__interrupt__"]
+        assert again.value["approval_ids"] == asked.value["approval_ids"]
+    assert (world, guard.approvals.list()[0].approved_by) == ([], ("alice",))
+    await go(_decide(APPROVE), _as("bob"))
+    assert (world, states(guard)) == ([("refund", "A", 9)], {"t/1": "completed"})
+
+
+def test_an_edit_needs_as_many(guard: Guard, world: World) -> None:
+    """Who edits has agreed to that, and the others are shown it."""
+    policies = {"refund": {"effect": "write", "approve": True, "approval": {"approvers": 2}}}
+    agent = guard.wrap(_agent(world, ("refund", {"to": "A", "amount": 9})), policies)
+    agent.invoke(ask(), on("t"))
+    edit = {"type": "edit", "edited_action": {"name": "refund", "args": {"amount": 8}}}
+    (asked,) = agent.invoke(_decide(edit), _as("alice"))["__interrupt__"]
+    assert "8" in asked.value["action_requests"][0]["description"]
+    agent.invoke(_decide(APPROVE), _as("bob"))
+    assert world == [("refund", "A", 8)]
+
+
+def test_one_no_of_several_people_ends_it(guard: Guard, world: World) -> None:
+    """As everywhere: the first no is final."""
+    policies = {"refund": {"effect": "write", "approve": True, "approval": {"approvers": 2}}}
+    agent = guard.wrap(_agent(world, ("refund", {"to": "A", "amount": 9})), policies)
+    agent.invoke(ask(), on("t"))
+    agent.invoke(_decide(APPROVE), _as("alice"))
+    (told,) = answers(agent.invoke(_decide(REJECT), _as("bob")))
+    assert (told.status, world) == ("error", [])
+
+
+# -- the model's message after an edit -------------------------------------------------------------------------
+
+
+def _called(output: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(call["name"], call["args"]) for one in output["messages"] for call in getattr(one, "tool_calls", ())]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("build", [_agent, _shared])
+async def test_the_message_names_what_really_ran(guard: Guard, world: World, way: str, build: Any) -> None:
+    """Edits to another tool and to other arguments, side by side; what was not edited stays."""
+    agent = guard.wrap(build(world, [PAY, ("pay", {"to": "C"}), ("look", {"what": "x"})]), POLICIES)
+
+    async def go(given: Any) -> Any:
+        return agent.invoke(given, on("t")) if way == "invoke" else await agent.ainvoke(given, on("t"))
+
+    asked = (await go(ask()))["__interrupt__"]
+    other = {"type": "edit", "edited_action": {"name": "refund", "args": {"to": "A", "amount": 9}}}
+    same = {"type": "edit", "edited_action": {"name": "pay", "args": {"to": "D"}}}
+    if build is _shared:
+        output = await go(_decide(other, same))
+    else:
+        resume = {
+            one.id: {"decisions": [other if one.value["action_requests"][0]["args"]["to"] == "A" else same]}
+            for one in asked
+        }
+        output = await go(Command(resume=resume))
+    assert sorted(world) == [("look", "x"), ("pay", "D", 5), ("refund", "A", 9)]
+    assert _called(output) == [("refund", {"to": "A", "amount": 9}), ("pay", {"to": "D"}), ("look", {"what": "x"})]
+    assert [one.name for one in answers(output)] == ["refund", "pay", "look"]
+    assert len([one for one in output["messages"] if isinstance(one, AIMessage)]) == 2
+
+
+def test_a_state_that_only_appends_keeps_its_message(guard: Guard, world: World) -> None:
+    """A second one would stand there beside the first."""
+
+    class Appending(TypedDict):
+        """A state without LangGraph's own way to merge messages."""
+
+        messages: Annotated[list[Any], operator.add]
+
+    graph: Any = StateGraph(Appending)
+    calls = [{"name": "pay", "args": {"to": "A"}, "id": "c"}]
+    graph.add_node("model", lambda state: {"messages": [AIMessage("", id="m", tool_calls=calls)]})
+    graph.add_node("tools", ToolNode(_tools(world)))
+    graph.add_edge(START, "model")
+    graph.add_edge("model", "tools")
+    agent = guard.wrap(graph.compile(checkpointer=InMemorySaver()), POLICIES)
+    agent.invoke({"messages": []}, on("t"))
+    output = agent.invoke(_decide({"type": "edit", "edited_action": {"name": "pay", "args": {"to": "B"}}}), on("t"))
+    assert (_called(output), world) == ([("pay", {"to": "A"})], [("pay", "B", 5)])
+
+
+def test_an_edit_to_another_tool_outlives_a_question_of_that_tool(guard: Guard, world: World) -> None:
+    """The task runs again as a whole: what was asked for first is denied by then, and the other is still meant."""
+    agent = guard.wrap(_agent(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+    edit = {"type": "edit", "edited_action": {"name": "confirm", "args": {"question": "sure?"}}}
+    (asked,) = agent.invoke(_decide(edit), on("t"))["__interrupt__"]
+    assert asked.value == "sure?"
+    output = agent.invoke(Command(resume="quite"), on("t"))
+    assert (world, _called(output)) == ([("confirm", "quite")], [("confirm", {"question": "sure?"})])

@@ -95,7 +95,9 @@ async def test_approvals_pause_the_agent(guard: Guard, world: World, way: str, d
     assert "__interrupt__" in await go(ask())
     assert world == []
     edited = {"edited_action": {"name": "take_back", "args": {"to": "B"}}} if decision == "edit" else {}
-    await go(Command(resume={"decisions": [{"type": decision, **edited}]}))
+    output = await go(Command(resume={"decisions": [{"type": decision, **edited}]}))
+    (called,) = [call["name"] for one in output["messages"] for call in getattr(one, "tool_calls", ())]
+    assert called == ("take_back" if decision == "edit" else "pay")
     assert world == {"approve": ["pay A"], "reject": [], "edit": ["back from B"]}[decision]
 
 

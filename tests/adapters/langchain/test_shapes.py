@@ -11,13 +11,21 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core._api import LangChainBetaWarning
 from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.runnables import (
+    RunnableBranch,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnableSequence,
+)
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
 from sagaspan import ConfigurationError, Guard
+from sagaspan_langchain._marks import guard_of
 from tests.adapters.langchain.scripts import ask, calls_of, model, model_calls_of, states
 
 World = list[Any]
@@ -259,3 +267,70 @@ def test_a_tool_that_two_agents_share_is_guarded_in_one(guard: Guard, world: Wor
     book.invoke({"city": "Oslo"})
     assert world == ["book Rome", "book Rome", "book Oslo"]
     assert len(calls_of(guard, "r")) == 1
+
+
+COMPOSED: dict[str, Callable[[Any], Any]] = {
+    "behind": lambda chain: PROMPT | chain,
+    "between": lambda chain: PROMPT | chain | StrOutputParser(),
+    "grouped": lambda chain: PROMPT | (chain | StrOutputParser()),
+    "sequence": lambda chain: RunnableSequence(PROMPT, chain, StrOutputParser()),
+    "pipe": lambda chain: PROMPT.pipe(chain, StrOutputParser()),
+    "function": lambda chain: (lambda given: PROMPT.invoke(given)) | chain,
+    "behind a chain": lambda chain: (PROMPT | RunnableLambda(lambda x: x)) | chain,
+    "parallel": lambda chain: PROMPT | RunnableParallel(one=chain),
+    "dict": lambda chain: PROMPT | {"one": chain},
+    "assign": lambda chain: RunnablePassthrough.assign(one=PROMPT | chain),
+    "branch": lambda chain: PROMPT | RunnableBranch((lambda _: True, chain), chain),
+    "map": lambda chain: PROMPT | (lambda value: [value]) | chain.map(),
+    "with_config": lambda chain: PROMPT | chain.with_config(tags=["x"]),
+    "with_retry": lambda chain: PROMPT | chain.with_retry(stop_after_attempt=1),
+    "with_fallbacks": lambda chain: PROMPT | chain.with_fallbacks([PROMPT], exceptions_to_handle=(KeyError,)),
+    "bind": lambda chain: PROMPT | chain.bind(),
+    "behind another guarded one": lambda chain: _guard_of(chain).wrap(RunnableLambda(lambda x: x) | PROMPT) | chain,
+}  # fmt: skip
+
+
+def _guard_of(chain: Any) -> Guard:
+    found = guard_of(chain)
+    assert found is not None
+    return found
+
+
+PROMPT = ChatPromptTemplate.from_messages([("user", "{messages}")])
+
+
+@pytest.mark.parametrize("way", ["invoke", "astream"])
+@pytest.mark.parametrize("composed", COMPOSED)
+async def test_a_guarded_chain_is_guarded_in_what_is_made_of_it(
+    guard: Guard, world: World, composed: str, way: str
+) -> None:
+    """LangChain takes a chain's steps out when it puts it into another: its policies and its run must survive."""
+    book, fail = _tools(world)
+
+    def act(message: Any) -> str:
+        book.invoke({"city": "Rome"})
+        return str(fail.invoke({}))
+
+    chain = guard.wrap(model([BOOK]) | RunnableLambda(act), _policies(world), name="chain")
+    with pytest.raises(Declined):
+        await _run(COMPOSED[composed](chain), way)
+    assert world == ["book Rome", "cancel Rome"]
+    (run,) = [run for run in guard.runs.list() if run.status == "compensated"]
+    assert len(model_calls_of(guard, run.id)) == 1
+
+
+@pytest.mark.parametrize("made", ["itself", "bind_tools", "with_retry", "with_fallbacks", "with_config", "bind"])
+def test_a_guarded_model_is_metered_in_what_is_made_of_it(guard: Guard, made: str) -> None:
+    """Alone, it is a call of the run in force."""
+    chat: Any = guard.wrap(model())
+    one = {
+        "itself": lambda: chat,
+        "bind_tools": lambda: chat.bind_tools([]),
+        "with_retry": lambda: chat.with_retry(),
+        "with_fallbacks": lambda: chat.with_fallbacks([model()]),
+        "with_config": lambda: chat.with_config(tags=["x"]),
+        "bind": lambda: chat.bind(),
+    }[made]()
+    with guard.run("r", id="r"):
+        assert (PROMPT | one | StrOutputParser()).invoke({"messages": "go"}) == "done"
+    assert len(model_calls_of(guard, "r")) == 1

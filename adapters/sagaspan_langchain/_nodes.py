@@ -1,0 +1,125 @@
+"""A gated tool that the code of a node calls itself: asked about where it is called, through LangGraph's interrupt.
+
+No ``ToolNode`` knows its calls before, so there is one question a call. LangGraph matches answers to questions by their
+order in the node, so what asked before asks again when the node runs again, and takes its own answer; one counts only
+for the question that was shown. Within the body of another tool, where several may run side by side, and in a thread
+that lost the context, nobody can be asked like this: there the call waits in the ledger (``ApprovalPending``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_core.tools import BaseTool
+
+from sagaspan import Deny, Guard
+from sagaspan.adapters import Question, approver_here
+from sagaspan_langchain import _approvals as approvals
+from sagaspan_langchain import _compat
+from sagaspan_langchain._approvals import CHANNEL, DIGESTS, Answers, Asked, Decision, Gated
+from sagaspan_langchain._bodies import asked_in_task, body_behind
+from sagaspan_langchain._marks import guard_of
+
+
+@contextlib.contextmanager
+def asked(tool: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Whoever must agree to this call of a guarded tool has been asked; raises LangGraph's interrupt until then."""
+    found = _gated(tool, args, kwargs, is_async=False)
+    if found is None:
+        yield
+        return
+    gated, config = found
+    question = gated[4].question(gated[2].tool, gated[3])
+    shown = _compat.shown_to(config) if question is not None and _compat.next_answers(config) else None
+    with _answered(gated, question, config, shown):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def aasked(tool: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """As ``asked``, in a running loop."""
+    found = _gated(tool, args, kwargs, is_async=True)
+    if found is None:
+        yield
+        return
+    gated, config = found
+    question = await gated[4].aquestion(gated[2].tool, gated[3])
+    shown = None
+    if question is not None and _compat.next_answers(config):
+        shown = await _compat.ashown_to(config)
+    with _answered(gated, question, config, shown):
+        yield
+
+
+def _gated(
+    tool: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_async: bool
+) -> tuple[Gated, Mapping[str, Any]] | None:
+    """The call, if this is the place to ask about it."""
+    guard, body = guard_of(tool), body_behind(tool, is_async=is_async)
+    if guard is None or body is None or not guard.may_ask(body.tool) or _is_asked_elsewhere(guard):
+        return None
+    config = _compat.config_here()
+    if config is None or _compat.checkpointer_of(config) is None:
+        return None
+    given = args[0] if args else kwargs.get("tool_input")
+    call = {
+        "name": tool.name,
+        "args": given if isinstance(given, dict) else {"": given},
+        "id": kwargs.get("tool_call_id") or "",
+    }
+    gated = approvals.gated({tool.name: tool}, [call], is_async=is_async)
+    return (gated[0], config) if gated else None
+
+
+def _is_asked_elsewhere(guard: Guard) -> bool:
+    return approver_here.get() is not None or asked_in_task.get() is not None or guard.current_call() is not None
+
+
+@contextlib.contextmanager
+def _answered(gated: Gated, question: Question | None, config: Mapping[str, Any], shown: Any) -> Iterator[None]:
+    call, tool, *_ = gated
+    if question is None:
+        yield
+        return
+    one = Asked(call=call, tool=tool, question=question)
+    decision = _decision(one, _compat.next_answers(config), _is_of(one, shown))
+    if decision is None:
+        yield
+        return
+    token = approver_here.set(_answers(one, decision, _compat.principal_of(config)))
+    try:
+        yield
+    finally:
+        approver_here.reset(token)
+
+
+def _decision(one: Asked, answers: list[Any], is_shown: bool) -> Decision | None:
+    """The decision about ``one``; None if it needs none. ``answers`` are those to this question and to later ones."""
+    if one.question.request is None:
+        # Its own answer, or the next question would get that.
+        asked_here = is_shown if len(answers) == 1 else CHANNEL in one.question.channels or one.question.denied
+        if answers and asked_here and approvals.is_ours(answers[0]):
+            approvals.skip()
+        return None
+    for _ in range(len(answers) - is_shown):
+        approvals.skip()
+    (decision,) = approvals.decisions_about([one])
+    return decision
+
+
+def _is_of(one: Asked, shown: Any) -> bool:
+    return isinstance(shown, dict) and shown.get(DIGESTS) == [one.question.digest]
+
+
+def _answers(one: Asked, decision: Decision, by: str | None) -> Answers:
+    answers = Answers(by=by)
+    if decision["type"] == "edit" and decision["edited_action"]["name"] != one.call["name"]:
+        why = f"the code that calls {one.call['name']!r} cannot call {decision['edited_action']['name']!r} instead"
+        answers.say(one.question.digest, Deny(why, by=by))
+        return answers
+    answers.say(one.question.digest, approvals.answer_of(one, decision, by))
+    if decision["type"] == "respond":
+        answers.responses[one.call["id"]] = decision["message"]
+    return answers
