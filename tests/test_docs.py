@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import duckdb
 import pytest
 
 from sagaspan import semconv
 from sagaspan.cli import cli
+from sagaspan.index import named_queries
+from sagaspan.index.sql import create_scripts
 from sagaspan.ledger.approvals import APPROVAL_TABLE
 from sagaspan.ledger.transitions import CALL_TABLE, RUN_TABLE
 
@@ -42,7 +45,44 @@ def _commands(command: click.Command, name: str, parent: click.Context | None = 
             yield from _commands(child, child_name, context)
 
 
+def _columns() -> str:
+    """Every view and table with its columns, as the index itself describes them."""
+    with duckdb.connect() as connection:
+        for script in create_scripts():
+            connection.execute(script)
+        relations = connection.execute(
+            "select schema_name, view_name, comment from duckdb_views() where not internal "
+            "union all select schema_name, table_name, comment from duckdb_tables()"
+        ).fetchall()
+        named = re.compile(r"^comment on (?:view|table) (\S+)", re.MULTILINE)
+        order = [name for script in create_scripts() for name in named.findall(script)]
+        parts = []
+        for schema, name, meaning in sorted(relations, key=lambda found: order.index(_relation(found[0], found[1]))):
+            columns = connection.execute(
+                "select column_name, data_type, comment from duckdb_columns() "
+                "where schema_name = ? and table_name = ? order by column_index",
+                [schema, name],
+            ).fetchall()
+            assert meaning, f"{name} has no comment"
+            assert all(comment for *_, comment in columns), f"a column of {name} has no comment"
+            rows = "\n".join(f"| `{column}` | {kind.lower()} | {comment} |" for column, kind, comment in columns)
+            head = f"### `{_relation(schema, name)}`\n\n{meaning}\n\n| column | type | meaning |\n| --- | --- | --- |"
+            parts.append(f"{head}\n{rows}")
+    return "\n\n".join(parts)
+
+
+def _relation(schema: str, name: str) -> str:
+    return name if schema == "main" else f"{schema}.{name}"
+
+
+def _queries() -> str:
+    rows = ["| name | what it answers |", "| --- | --- |"]
+    return "\n".join([*rows, *(f"| `{name}` | {what} |" for name, (what, _) in named_queries().items())])
+
+
 GENERATED = {
+    ("sql.md", "columns"): _columns,
+    ("sql.md", "queries"): _queries,
     ("concepts.md", "call states"): lambda: _transitions(dict(CALL_TABLE)),
     ("approvals.md", "approval states"): lambda: _transitions(dict(APPROVAL_TABLE)),
     ("concepts.md", "run states"): lambda: _transitions(dict(RUN_TABLE)),

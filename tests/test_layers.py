@@ -152,6 +152,7 @@ ALLOWED = {
     "_audit": BASE | {"ledger", "_backends", "_anchors"},
     "_adapters": {"exceptions", "_checks"},
     "_prune": BASE | {"ledger"},
+    "_mirror": BASE | {"_spans", "index.ledger", "ledger"},
     "_guard": DATA
     | {
         "_tracebacks",

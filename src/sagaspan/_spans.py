@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, ParamSpec, TypeVar
@@ -29,7 +30,7 @@ from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _live as live
 from sagaspan import semconv
-from sagaspan.exceptions import ApprovalPending, SagaspanError
+from sagaspan.exceptions import ApprovalPending, BudgetExceeded, SagaspanError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,7 +99,12 @@ def end(span: Span, attributes: Mapping[str, AttributeValue], error: BaseExcepti
         span.set_attributes(attributes)
         if error is not None and not isinstance(error, ApprovalPending):
             span.set_attribute(semconv.ERROR_TYPE, error_type(error))
-            span.set_status(StatusCode.ERROR, content(error_message(error) or "") if captures_content() else None)
+            if isinstance(error, BudgetExceeded):
+                span.set_attribute(semconv.BUDGET_SCOPE, error.scope)
+            captured = captures_content()
+            if captured and error.__traceback__ is not None:
+                span.set_attribute(semconv.EXCEPTION_STACKTRACE, _stack(error))
+            span.set_status(StatusCode.ERROR, content(error_message(error) or "") if captured else None)
     finally:
         span.end()
 
@@ -145,6 +151,12 @@ def error_message(error: BaseException) -> str | None:
     except Exception:  # noqa: BLE001 - somebody's __str__ must not hide the error itself
         return None
     return live.scrubbed(text.encode("utf-8", "backslashreplace").decode()) or None
+
+
+def _stack(error: BaseException) -> str:
+    """Where an exception came from; of a long one the end, which is where it was raised."""
+    text = live.scrubbed("".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode())
+    return text if len(text) <= MAX_CONTENT else "…" + text[1 - MAX_CONTENT :]
 
 
 def captures_content() -> bool:

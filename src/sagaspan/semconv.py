@@ -112,15 +112,8 @@ SPAN_RUN: Final = "sagaspan {run}"
 SPAN_APPROVAL: Final = "approval {tool}"
 SPAN_ATTEMPT: Final = "attempt {n}"
 
-# -- what other instrumentations call the same things (read by the index, never emitted) ---------------------
+# -- calls of models, and what other instrumentations call the same things (the aliases are read, never emitted) --
 COST_USD: Final = "sagaspan.cost.usd"
-COST_ALIASES: Final = (
-    COST_USD,
-    "gen_ai.usage.cost.amount",
-    "gen_ai.usage.cost",
-    "operation.cost",
-    "llm.cost.total",
-)
 GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
 GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
 GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"
@@ -135,13 +128,68 @@ GEN_AI_USAGE_REASONING_TOKENS: Final = "gen_ai.usage.reasoning.output_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 SERVICE_NAME: Final = "service.name"
 SESSION_ID: Final = "session.id"
-GEN_AI_SYSTEM: Final = "gen_ai.system"
 OPENINFERENCE_TOOL_NAME: Final = "tool.name"
-OPENINFERENCE_MODEL: Final = "llm.model_name"
-OPENINFERENCE_INPUT_TOKENS: Final = "llm.token_count.prompt"
-OPENINFERENCE_OUTPUT_TOKENS: Final = "llm.token_count.completion"
+OPENINFERENCE_AGENT_NAME: Final = "agent.name"
 TRACELOOP_SPAN_KIND: Final = "traceloop.span.kind"
 TRACELOOP_ENTITY_NAME: Final = "traceloop.entity.name"
+TRACELOOP_REQUEST_TYPE: Final = "llm.request.type"
+EXCEPTION_STACKTRACE: Final = "exception.stacktrace"
+# OpenTelemetry's names first, the newest before older ones, then OpenInference's, then OpenLLMetry's: the first counts.
+COST_ALIASES: Final = (
+    COST_USD,
+    "gen_ai.usage.cost.amount",
+    "gen_ai.usage.cost",
+    "operation.cost",
+    "llm.cost.total",
+)
+TOOL_CALL_ID_ALIASES: Final = (GEN_AI_TOOL_CALL_ID, "tool_call.id", "tool.id")
+ARGUMENTS_ALIASES: Final = (
+    GEN_AI_TOOL_CALL_ARGUMENTS,
+    "tool.parameters",
+    "input.value",
+    "traceloop.entity.input",
+)
+RESULT_ALIASES: Final = (GEN_AI_TOOL_CALL_RESULT, "output.value", "traceloop.entity.output")
+INPUT_ALIASES: Final = (GEN_AI_INPUT_MESSAGES, "gen_ai.prompt", "input.value", "traceloop.entity.input")
+OUTPUT_ALIASES: Final = (GEN_AI_OUTPUT_MESSAGES, "gen_ai.completion", "output.value", "traceloop.entity.output")
+CONVERSATION_ALIASES: Final = (
+    GEN_AI_CONVERSATION_ID,
+    SESSION_ID,
+    "traceloop.association.properties.session_id",
+    "traceloop.association.properties.thread_id",
+)
+MODEL_ALIASES: Final = (
+    GEN_AI_RESPONSE_MODEL,
+    GEN_AI_REQUEST_MODEL,
+    "llm.model_name",
+    "embedding.model_name",
+    "llm.response.model",
+    "llm.request.model",
+)
+PROVIDER_ALIASES: Final = (GEN_AI_PROVIDER_NAME, "gen_ai.system", "llm.provider", "llm.system", "llm.vendor")
+INPUT_TOKENS_ALIASES: Final = (
+    GEN_AI_USAGE_INPUT_TOKENS,
+    "gen_ai.usage.prompt_tokens",
+    "llm.token_count.prompt",
+    "llm.usage.prompt_tokens",
+)
+OUTPUT_TOKENS_ALIASES: Final = (
+    GEN_AI_USAGE_OUTPUT_TOKENS,
+    "gen_ai.usage.completion_tokens",
+    "llm.token_count.completion",
+    "llm.usage.completion_tokens",
+)
+CACHED_TOKENS_ALIASES: Final = (
+    GEN_AI_USAGE_CACHED_TOKENS,
+    "gen_ai.usage.cache_read_input_tokens",
+    "llm.token_count.prompt_details.cache_read",
+)
+REASONING_TOKENS_ALIASES: Final = (
+    GEN_AI_USAGE_REASONING_TOKENS,
+    "gen_ai.usage.reasoning_tokens",
+    "llm.token_count.completion_details.reasoning",
+    "llm.usage.reasoning_tokens",
+)
 
 # -- environment -------------------------------------------------------------------------------------------
 ENV_CAPTURE_CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.index import QueryError, TraceIndex
+from sagaspan.index import QueryError, TraceIndex, named_queries
 from sagaspan.index.lock import locked
 
 from .lines import line, span, write
@@ -202,3 +202,28 @@ def test_nothing_stays_open_after_an_error(index: TraceIndex) -> None:
             index.query(sql)
     with duckdb.connect(str(index.path)) as connection:
         connection.execute("create table proof (x integer)")
+
+
+def test_only_a_selection_is_copied_and_only_to_its_file(index: TraceIndex, tmp_path: Path) -> None:
+    """What a user asks to have as Parquet reaches nothing else, whatever brackets and comments it has."""
+    target, outside = tmp_path / "answer's.parquet", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.csv").write_text("word\ncanary\n")
+    assert index.copy("select name from spans -- all of them", target) == 5
+    assert index.copy("select name from spans order by name;", target, max_rows=2) == 2
+    with duckdb.connect() as connection:
+        assert connection.execute("select * from read_parquet(?)", [str(target)]).fetchall() == [("s0",), ("s1",)]
+    before = target.read_bytes()
+    for sql in (*hostile_statements(outside), f"select 1) to '{outside}/out.csv'; --", "delete from spans", ""):
+        with pytest.raises(QueryError):
+            index.copy(sql, tmp_path / "other.parquet", timeout=5)
+    assert [path.name for path in outside.iterdir()] == ["secret.csv"]
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", list(named_queries()))
+def test_every_named_query_can_be_asked(index: TraceIndex, name: str) -> None:
+    """None of them is broken by a view that changes."""
+    what, sql = named_queries()[name]
+    assert what.endswith(".")
+    assert index.query(sql).columns

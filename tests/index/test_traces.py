@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sagaspan.index import SpanLink, TraceIndex, TraceNotFound
+from sagaspan.index import SpanLink, TraceIndex, TraceNotFound, Where
 
 from .lines import line, pairs, span, write
 
@@ -80,19 +80,19 @@ def test_an_ambiguous_prefix_lists_its_matches(index: TraceIndex) -> None:
 
 
 def test_traces_are_listed_newest_first_and_filtered(index: TraceIndex) -> None:
-    """limit, since, errors_only, run_id and service_name narrow the list."""
+    """limit, since, status, run_id and service_name narrow the list."""
 
     def names(**filters: object) -> list[str]:
-        return [row.name for row in index.traces(**filters)]  # type: ignore[arg-type]
+        return [row.name for row in index.traces(Where(**filters))]  # type: ignore[arg-type]
 
     start = datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)
     assert names() == ["another", "other", "root"]
     assert names(limit=1) == ["another"]
     assert names(since=start + timedelta(seconds=60, milliseconds=500)) == ["another"]
-    assert names(errors_only=True) == ["root"]
+    assert names(status=("error",)) == ["root"]
     assert names(run_id="order-1") == ["root"]
     assert names(service_name="billing") == ["other"]
-    (row,) = index.traces(errors_only=True)
+    (row,) = index.traces(Where(status=("error",)))
     assert (row.spans, row.errors, row.run_id, row.start) == (5, 1, "order-1", start)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sagaspan.index import TraceIndex
 
-from .lines import call, line, run_span, span, write
+from .lines import START, call, line, pairs, run_span, span, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,10 +64,17 @@ def test_tool_calls_show_forward_and_compensation(failed_trip: TraceIndex) -> No
         "attempts": 2,
         "duration_ms": 2.0,
         "error_type": None,
+        "cost_usd": None,
         "effect": "write",
         "call_id": "c1",
         "compensates": None,
+        "would_be_refused": None,
+        "tool_call_id": None,
         "agent_name": None,
+        "conversation_id": None,
+        "service_name": "shop",
+        "arguments": None,
+        "result": None,
     }
     assert [(row["tool"], row["phase"], row["compensates"]) for row in found[1:]] == [
         ("book_hotel", "forward", None),
@@ -85,7 +92,13 @@ def test_runs_count_calls_compensations_and_errors(failed_trip: TraceIndex) -> N
         "reason": "error",
         "calls": 2,
         "compensations": 1,
+        "llm_calls": 0,
         "errors": 1,
+        "cost_usd": None,
+        "input_tokens": None,
+        "output_tokens": None,
+        "agent_name": None,
+        "conversation_id": None,
     }
 
 
@@ -183,3 +196,104 @@ def test_errors_list_what_failed(tmp_path: Path) -> None:
     index = indexed(tmp_path, span(0, "fine"), span(1, "broken", error="ValueError"))
     (found,) = rows(index, "select name, error_type, message, service_name from errors")
     assert tuple(found.values()) == ("broken", "ValueError", "it broke", "shop")
+
+
+LLM = [
+    {"gen_ai.operation.name": "chat", "gen_ai.system": "openai", "gen_ai.request.model": "m",
+     "gen_ai.usage.prompt_tokens": 7, "gen_ai.usage.completion_tokens": 3, "gen_ai.usage.cache_read_input_tokens": 2},
+    {"openinference.span.kind": "LLM", "llm.provider": "openai", "llm.model_name": "m", "llm.token_count.prompt": 7,
+     "llm.token_count.completion": 3, "llm.token_count.prompt_details.cache_read": 2},
+    {"llm.request.type": "chat", "llm.vendor": "openai", "llm.request.model": "m", "gen_ai.usage.prompt_tokens": 7,
+     "gen_ai.usage.completion_tokens": 3, "gen_ai.usage.cache_read_input_tokens": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attributes", LLM)
+def test_calls_of_models_of_other_instrumentations_are_found(tmp_path: Path, attributes: dict[str, Any]) -> None:
+    """Older GenAI names, OpenInference and OpenLLMetry: the same columns."""
+    index = indexed(tmp_path, span(0, "call", attributes=attributes))
+    columns = "operation, model, provider, input_tokens, output_tokens, cached_tokens"
+    assert index.query(f"select {columns} from llm_calls").rows == [("chat", "m", "openai", 7, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"openinference.span.kind": "AGENT", "agent.name": "desk", "session.id": "c1", "input.value": "hello"},
+        {
+            "traceloop.span.kind": "agent",
+            "traceloop.entity.name": "desk",
+            "traceloop.association.properties.session_id": "c1",
+            "traceloop.entity.input": "hello",
+        },
+        {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "desk", "gen_ai.conversation.id": "c1"},
+    ],
+)
+def test_agents_of_other_instrumentations_are_found(tmp_path: Path, attributes: dict[str, Any]) -> None:
+    """With their name and conversation."""
+    index = indexed(tmp_path, span(0, attributes=attributes))
+    found = index.query("select operation, agent_name, conversation_id from spans").rows
+    assert found == [("invoke_agent", "desk", "c1")]
+
+
+def test_an_exception_event_explains_a_span(tmp_path: Path) -> None:
+    """The SDK's record_exception: type, message and stack, where the span itself does not say them."""
+    event = {
+        "timeUnixNano": str(START),
+        "name": "exception",
+        "attributes": pairs(
+            {"exception.type": "KeyError", "exception.message": "'x'", "exception.stacktrace": "Traceback: line 1"}
+        ),
+    }
+    broken = span(1, "broken", events=[event], status={"code": 2})
+    index = indexed(tmp_path, broken, span(2, "plain", events=[], error="ValueError"))
+    found = index.query("select name, error_type, message, stack from errors order by started").rows
+    assert found == [("broken", "KeyError", "'x'", "Traceback: line 1"), ("plain", "ValueError", "it broke", None)]
+    (row,) = rows(index, "select name, span, attributes['exception.type'] as kind, epoch_ns(time) as at_ns from events")
+    assert row == {"name": "exception", "span": "broken", "kind": "KeyError", "at_ns": START}
+
+
+def test_approvals_are_one_row_a_request(tmp_path: Path) -> None:
+    """However often somebody was asked; the last answer counts."""
+
+    def asking(number: int, state: str, wait: float, channel: str = "") -> dict[str, Any]:
+        named = {
+            "gen_ai.tool.name": "pay", "sagaspan.run.id": "order-1", "sagaspan.approval.id": "ap1",
+            "sagaspan.approval.outcome": state, "sagaspan.approval.wait_ms": wait, "sagaspan.approval.channel": channel,
+            "openinference.span.kind": "GUARDRAIL",
+        }  # fmt: skip
+        return span(number, "approval pay", attributes=named)
+
+    index = indexed(tmp_path, asking(0, "pending", 1.5), asking(90, "consumed", 5000.0, "cli"), call(1, "pay"))
+    (found,) = rows(index, "select * exclude (asked, trace_id, span_id) from approvals")
+    assert found == {
+        "approval_id": "ap1", "tool": "pay", "run_id": "order-1", "state": "consumed", "channel": "cli",
+        "wait_ms": 5000.0, "askings": 2,
+    }  # fmt: skip
+
+
+def test_refusals_and_budgets_say_what_did_not_run(tmp_path: Path) -> None:
+    """Of calls that were refused; not of those that failed, nor of what a compensation or a replay ended in."""
+    crossed = {
+        "timeUnixNano": str(START),
+        "name": "sagaspan.budget.soft_limit",
+        "attributes": pairs({
+            "sagaspan.budget.scope": "user:42", "sagaspan.budget.unit": "USD", "sagaspan.budget.window": "day",
+            "sagaspan.budget.limit": "5 USD", "sagaspan.budget.percent": 80,
+        }),
+    }  # fmt: skip
+    index = indexed(
+        tmp_path,
+        call(1, "pay", call_executed=True, call_state="done") | {"events": [crossed]},
+        call(2, "pay", call_executed=False, error="budget_exceeded", budget_scope="user:42"),
+        call(3, "pay", call_executed=False, error="policy_denied", policy_rule="night"),
+        call(4, "pay", call_executed=True, error="app.Broken", call_state="failed"),
+        call(5, "pay", call_executed=False, error="app.Broken", idempotency_outcome="replayed"),
+    )
+    found = index.query("select reason, tool, rule, scope from refusals order by started").rows
+    assert found == [("budget_exceeded", "pay", None, "user:42"), ("policy_denied", "pay", "night", None)]
+    found = index.query("select what, scope, unit, per, amount, percent from budgets order by what").rows
+    assert found == [
+        ("budget_exceeded", "user:42", None, None, None, None),
+        ("soft_limit", "user:42", "USD", "day", "5 USD", 80),
+    ]

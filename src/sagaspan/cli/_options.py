@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -35,6 +36,44 @@ class Duration(click.ParamType):  # type: ignore[type-arg] # generic only in the
             return seconds_of(value) if isinstance(value, str) else float(value)
         except ValueError:
             self.fail(f"{value} is no time; write for example 90s, 10m, 2h or 1d", param, ctx)
+
+
+class Milliseconds(click.ParamType):  # type: ignore[type-arg] # generic only in the newest click
+    """How long a span may take, like ``250ms``, ``2s`` or ``1m``, as milliseconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The milliseconds of what was typed."""
+        from sagaspan._durations import seconds_of
+
+        try:
+            if not isinstance(value, str):
+                return float(value)
+            return seconds_of(value[:-2]) if value.endswith("ms") else seconds_of(value) * 1000
+        except ValueError:
+            self.fail(f"{value} is no time; write for example 250ms, 2s or 1m", param, ctx)
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg] # generic only in the newest click
+    """When: ``2h`` is two hours ago; else a date or time of ISO 8601, local where it has no zone."""
+
+    name = "when"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
+        """The aware time of what was typed."""
+        from sagaspan._durations import seconds_of
+
+        if isinstance(value, dt.datetime):
+            return value
+        try:
+            return dt.datetime.now(dt.UTC) - dt.timedelta(seconds=seconds_of(value))
+        except ValueError:
+            pass
+        try:
+            return dt.datetime.fromisoformat(value).astimezone()
+        except ValueError:
+            self.fail(f"{value} is no time; write for example 2h, 2026-11-21 or 2026-11-21T09:30", param, ctx)
 
 
 class NotFound(click.ClickException):

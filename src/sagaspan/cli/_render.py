@@ -39,16 +39,17 @@ _STYLES: Final = {
 
 def emit_json(data: Any) -> None:
     """Print ``data`` (dataclasses, datetimes and enums among it) as one JSON document."""
-    click.echo(_dumped(data, indent=2))
+    click.echo(dumped(data, indent=2))
 
 
 def emit_line(data: Any) -> None:
     """Print ``data`` as JSON in one line, at once: for output that goes on."""
-    click.echo(_dumped(data))
+    click.echo(dumped(data))
     sys.stdout.flush()
 
 
-def _dumped(data: Any, indent: int | None = None) -> str:
+def dumped(data: Any, indent: int | None = None) -> str:
+    """``data`` (dataclasses, datetimes and enums among it) as JSON, in which nothing is obeyed by a terminal."""
     text = json.dumps(_plain(data), ensure_ascii=False, indent=indent, allow_nan=False)
     # Nothing in it is obeyed by a terminal either, or pads a line to the edge of the screen: it is an escape that
     # JSON has, and so is a lone surrogate. Raw, such characters stand only in strings.

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from sagaspan.cli._options import Settings, common_options, pass_settings
+from sagaspan.cli._index import sync_index
+from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say
+from sagaspan.cli.traces import copy_to_file, writing
+
+_FORMATS: Final = ("table", "json", "csv", "parquet")
+_LIST: Final = ""
 
 
 @click.command()
-@click.argument("query")
-@click.option("--format", "-f", "form", type=click.Choice(["table", "json", "csv"]), help="Default: table.")
+@click.argument("query", required=False)
+@click.option(
+    "--named",
+    is_flag=False,
+    flag_value=_LIST,
+    metavar="[NAME]",
+    help="A query of the library; alone, the list of them.",
+)
+@click.option("--format", "-f", "form", type=click.Choice(_FORMATS), help="Default: table.")
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="A file; needed for Parquet.")
 @click.option(
     "--timeout",
     default=30.0,
@@ -25,19 +41,75 @@ from sagaspan.cli._render import emit_json, emit_table, say
 @click.option("--max-rows", type=click.IntRange(1), help="Stop after so many rows; the default is all of them.")
 @common_options
 @pass_settings
-def sql(settings: Settings, query: str, form: str | None, timeout: float, max_rows: int | None) -> None:
-    """One SQL statement over the exported traces: spans, traces, runs, tool_calls, llm_calls, saga_steps, errors.
+def sql(
+    settings: Settings,
+    query: str | None,
+    named: str | None,
+    form: str | None,
+    output: Path | None,
+    timeout: float,
+    max_rows: int | None,
+) -> None:
+    """One SQL statement over the exported traces and the ledger.
+
+    Views: traces, runs, tool_calls, llm_calls, saga_steps, approvals, budgets, refusals, errors, events; below them
+    spans. The ledger: ledger.runs, .calls, .approvals, .audit, .budgets. Their columns: --named columns.
 
     \b
     sagaspan sql "select tool, state, count(*) from tool_calls group by all"
+    sagaspan sql --named failures-by-tool
     """
-    from sagaspan.cli.traces import sync_index
-
     if settings.as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} ask for two answers; leave one out")
-    index, waited = sync_index(settings, patience=timeout)
-    table = index.query(query, timeout=max(timeout - waited, 0.001), max_rows=max_rows)
     form = form or ("json" if settings.as_json else "table")
+    if named == _LIST and query is None:
+        _list_named(form)
+        return
+    statement = _statement(query, named)
+    if form == "parquet" and output is None:
+        raise click.UsageError("Parquet is written to a file; add --output FILE.parquet")
+    index, waited = sync_index(settings, patience=timeout, ledger="ledger" in statement.lower())
+    left = max(timeout - waited, 0.001)
+    if form == "parquet" and output is not None:
+        copy_to_file(index, statement, output, timeout=left, max_rows=max_rows)
+        return
+    table = index.query(statement, timeout=left, max_rows=max_rows)
+    with contextlib.nullcontext() if output is None else _to_file(output):
+        _emit(table, form)
+
+
+def _statement(query: str | None, named: str | None) -> str:
+    """What is asked; a word behind ``--named`` that a shell or a person took for the query is the name."""
+    from sagaspan.index import named_queries
+
+    if named is None:
+        if query is None:
+            raise click.UsageError('write a query, as in sagaspan sql "select * from traces limit 10", or --named NAME')
+        return query
+    if query is not None:
+        raise click.UsageError("a query and --named are two questions; leave one out")
+    known = named_queries()
+    if named not in known:
+        raise NotFound(f"there is no query {named!r}; see: sagaspan sql --named")
+    return known[named][1]
+
+
+def _list_named(form: str) -> None:
+    from sagaspan.index import named_queries
+
+    if form == "json":
+        emit_json([{"name": name, "what": what, "sql": text} for name, (what, text) in named_queries().items()])
+    else:
+        emit_table(("name", "what"), [(name, what) for name, (what, _) in named_queries().items()])
+
+
+@contextlib.contextmanager
+def _to_file(output: Path) -> Iterator[None]:
+    with writing(output) as file, contextlib.redirect_stdout(file):
+        yield
+
+
+def _emit(table: Any, form: str) -> None:
     if form == "json":
         names = _distinct(table.columns)
         emit_json([dict(zip(names, row, strict=True)) for row in table.rows])

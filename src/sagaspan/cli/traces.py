@@ -2,14 +2,78 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
-from sagaspan import semconv
 from sagaspan.cli._found import SHOWN
-from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
-from sagaspan.cli._render import console, emit_json, emit_table, lately, plain_error, say, visible
+from sagaspan.cli._index import sync_index as sync_index
+from sagaspan.cli._index import synced_index as synced_index
+from sagaspan.cli._options import Milliseconds, Moment, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say
+from sagaspan.ledger.records import ApprovalState, CallState, RunState
+
+if TYPE_CHECKING:
+    from sagaspan.index import Where
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STATES: Final = tuple(dict.fromkeys(("ok", "error", *RunState, *CallState, *ApprovalState)))
+_FORMATS: Final = ("json", "csv", "md", "parquet")
+_EXPORTED: Final = 1000
+
+
+def which_options(*, limit: int) -> Callable[[F], F]:
+    """Add the options that say which traces or spans are meant; the command gets them as ``where``."""
+    options = (
+        click.option(
+            "--status", "-s", multiple=True, metavar="STATE",
+            help="ok, error, or a state of runs, calls and requests; may be repeated.",
+        ),
+        click.option("--tool", metavar="NAME", help="Calls of this tool, or of a glob of them."),
+        click.option("--run", "run_id", metavar="ID", help="Of this run."),
+        click.option("--agent", metavar="NAME", help="Of this agent, or a glob."),
+        click.option("--model", metavar="NAME", help="Calls of this model, or a glob."),
+        click.option("--min-duration", "min_ms", type=Milliseconds(), help="That took so long at least, e.g. 250ms."),
+        click.option("--max-duration", "max_ms", type=Milliseconds(), help="That took so long at most."),
+        click.option("--since", type=Moment(), help="Started since then, e.g. 2h or 2026-11-21."),
+        click.option("--until", type=Moment(), help="Started before then."),
+        click.option("--limit", "-n", default=limit, show_default=True, type=click.IntRange(1)),
+        click.option("--offset", default=0, show_default=True, type=click.IntRange(0)),
+    )  # fmt: skip
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def with_where(*args: Any, **kwargs: Any) -> Any:
+            from sagaspan.index import Where
+
+            names = (
+                "status",
+                "tool",
+                "run_id",
+                "agent",
+                "model",
+                "min_ms",
+                "max_ms",
+                "since",
+                "until",
+                "limit",
+                "offset",
+            )
+            given = {name: kwargs.pop(name) for name in names}
+            for status in given["status"]:
+                if status not in _STATES:
+                    raise click.UsageError(f"--status {status}: there is no such state; one of {', '.join(_STATES)}")
+            return function(*args, where=Where(**given), **kwargs)
+
+        return cast(F, functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_where))
+
+    return decorate
 
 
 @click.group()
@@ -19,32 +83,33 @@ def traces() -> None:
 
 
 @traces.command("list")
-@click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
-@click.option("--errors", is_flag=True, help="Only traces with an error.")
-@click.option("--run", "run_id", help="Only traces of this run.")
+@click.option("--errors", is_flag=True, help="As --status error.")
+@which_options(limit=20)
 @common_options
 @pass_settings
-def list_traces(settings: Settings, limit: int, errors: bool, run_id: str | None) -> None:
-    """Traces, newest first."""
-    found = synced_index(settings).traces(limit, errors_only=errors, run_id=run_id)
+def list_traces(settings: Settings, where: Where, errors: bool) -> None:
+    """Traces, newest first; those that have some span that fits."""
+    from dataclasses import replace
+
+    if errors:
+        where = replace(where, status=(*where.status, "error"))
+    found = synced_index(settings).traces(where)
     if settings.as_json:
         emit_json(found)
     elif not found:
-        say(f"No traces in {settings.traces}.")
+        say(f"No traces in {settings.traces}." if _is_all(where) else "No traces that fit.")
     else:
+        from sagaspan.cli._trace_tree import cost, milliseconds
+
         rows = [
             (
-                row.trace_id[:16],
-                row.name,
-                lately(row.start),
-                _ms(row.duration_ms),
-                row.spans,
-                row.errors or "",
-                row.run_id,
+                row.trace_id[:16], row.name, row.status, lately(row.start), milliseconds(row.duration_ms),
+                row.spans, row.errors or "", "" if row.cost_usd is None else cost(row.cost_usd), row.run_id,
             )
             for row in found
-        ]
-        emit_table(("trace", "name", "started", "took", "spans", "errors", "run"), rows, spare=("spans", "took"))
+        ]  # fmt: skip
+        columns = ("trace", "name", "status", "started", "took", "spans", "errors", "cost", "run")
+        emit_table(columns, rows, spare=("spans", "cost", "took", "errors"))
 
 
 @traces.command("show")
@@ -52,36 +117,110 @@ def list_traces(settings: Settings, limit: int, errors: bool, run_id: str | None
 @common_options
 @pass_settings
 def show_trace(settings: Settings, trace_id: str) -> None:
-    """One trace as a tree, by id or unique prefix."""
-    from sagaspan.index import TraceNotFound
+    """One trace as a tree, by id or unique prefix.
 
-    try:
+    With what models thought, what went in and out, and where errors were raised, as far as content is captured.
+    """
+    with _not_found():
         print_trace(settings, trace_id)
-    except TraceNotFound as error:
-        raise NotFound(str(error), [("trace", match, "") for match in error.matches]) from error
 
 
-def synced_index(settings: Settings) -> Any:
-    """The index of the trace files, brought up to date; damaged lines are named on standard error."""
-    return sync_index(settings)[0]
+@traces.command("filter")
+@which_options(limit=50)
+@common_options
+@pass_settings
+def filter_spans(settings: Settings, where: Where) -> None:
+    """Single spans of all traces, newest first; those that fit."""
+    found = synced_index(settings).spans(where)
+    if settings.as_json:
+        emit_json(found)
+    elif not found:
+        say("No spans that fit.")
+    else:
+        from sagaspan.cli._trace_tree import cost, milliseconds
+
+        rows = [
+            (
+                span.trace_id[:16], span.name, span.state or span.status.lower(), lately(span.start),
+                milliseconds(span.duration_ms), "" if span.cost_usd is None else cost(span.cost_usd),
+                plain_error(span.error_type), span.run_id,
+            )
+            for span in found
+        ]  # fmt: skip
+        columns = ("trace", "span", "state", "started", "took", "cost", "error", "run")
+        emit_table(columns, rows, spare=("cost", "took", "run"))
 
 
-def sync_index(settings: Settings, *, patience: float | None = None) -> tuple[Any, float]:
-    """As ``synced_index``, with the seconds that others held the index, which may be ``patience`` at most."""
-    from sagaspan.index import TraceIndex
+@traces.command("export")
+@click.argument("trace_id", required=False)
+@click.option("--format", "-f", "form", type=click.Choice(_FORMATS), default="json", show_default=True)
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="A new file; default: standard output."
+)
+@which_options(limit=_EXPORTED)
+@common_options
+@pass_settings
+def export_traces(settings: Settings, where: Where, trace_id: str | None, form: str, output: Path | None) -> None:
+    """Whole traces, newest first: the one of TRACE_ID (a unique prefix is enough), or all that fit.
 
-    if not settings.traces.is_dir():
-        from sagaspan.exceptions import StoreUnavailable
+    With inputs and outputs, as far as content is captured.
+    """
+    from dataclasses import replace
 
-        raise StoreUnavailable(
-            f"there are no traces at {settings.traces}; call sagaspan.configure_tracing() in your program, "
-            "or name the folder with --home or SAGASPAN_TRACE_DIR"
-        )
-    index = TraceIndex(settings.traces)
-    report = index.sync(_progress()) if patience is None else index.sync(_progress(), patience=patience)
-    for line in report.damaged:
-        click.echo(f"Warning: a trace line was left out: {line}", err=True)
-    return index, report.waited
+    if settings.as_json and form != "json":
+        raise click.UsageError(f"--json and --format {form} ask for two answers; leave one out")
+    index = synced_index(settings)
+    if trace_id is not None:
+        with _not_found():
+            where = replace(where, trace_id=index.trace(trace_id)[0].trace_id, limit=1)
+    if form == "parquet":
+        _export_parquet(index, where, output)
+        return
+    from sagaspan.cli import _trace_export as export
+
+    found = index.whole_traces(where)
+    writers = {"json": export.write_json, "csv": export.write_csv, "md": export.write_markdown}
+    with writing(output) as out:
+        writers[form](found, out)
+    if len(found) == where.limit and trace_id is None:
+        click.echo(f"There may be more than {where.limit} traces; see --limit and --offset.", err=True)
+
+
+def _export_parquet(index: Any, where: Where, output: Path | None) -> None:
+    from sagaspan.cli._trace_export import PARQUET
+    from sagaspan.index.sql import captured
+
+    if output is None:
+        raise click.UsageError("Parquet is written to a file; add --output FILE.parquet")
+    statement = PARQUET.format(input=captured("input"), output=captured("output"))
+    copy_to_file(index, statement, output, where=where)
+
+
+def copy_to_file(index: Any, statement: str, output: Path, **more: Any) -> None:
+    """Write Parquet beside ``output`` and give it that name when it is whole."""
+    part = output.absolute().with_name(f".{output.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        rows = index.copy(statement, part, **more)
+        part.replace(output)
+    except OSError as error:
+        raise click.ClickException(f"{output} cannot be written ({error.strerror})") from error
+    finally:
+        part.unlink(missing_ok=True)
+    click.echo(f"{rows:,} rows in {output}", err=True)
+
+
+@contextlib.contextmanager
+def writing(output: Path | None) -> Iterator[IO[str]]:
+    """The file ``output``, or standard output."""
+    if output is None:
+        yield sys.stdout
+        return
+    try:
+        with output.open("w", encoding="utf-8", newline="") as file:
+            yield file
+    except OSError as error:
+        raise click.ClickException(f"{output} cannot be written ({error.strerror})") from error
 
 
 def matching_traces(settings: Settings, prefix: str) -> list[tuple[str, str]]:
@@ -98,66 +237,24 @@ def print_trace(settings: Settings, trace_id: str) -> None:
     if settings.as_json:
         emit_json(spans)
         return
-    from rich.text import Text
-    from rich.tree import Tree
+    from sagaspan.cli._trace_tree import emit_tree
 
-    tree = Tree(Text(f"trace {spans[0].trace_id}", style="bold"))
-    branches = {-1: tree}
-    tools = {span.attributes.get(semconv.CALL_ID): span.attributes.get(semconv.GEN_AI_TOOL_NAME) for span in spans}
-    for span in spans:
-        branches[span.depth] = branches[span.depth - 1].add(_label(span, tools))
-    console().print(tree)
+    emit_tree(spans)
 
 
-def _label(span: Any, tools: dict[str | None, str | None]) -> Any:
-    from rich.text import Text
+@contextlib.contextmanager
+def _not_found() -> Iterator[None]:
+    from sagaspan.index import TraceNotFound
 
-    attributes = span.attributes
-    undoes = attributes.get(semconv.CALL_COMPENSATES)
-    label = Text(visible(span.name), style="yellow" if undoes else "red" if span.status == "ERROR" else "")
-    label.append(f"  {_ms(span.duration_ms)}", style="dim")
-    state = attributes.get(semconv.CALL_STATE) or attributes.get(semconv.RUN_STATE)
-    notes = [
-        (state, "red" if state in ("failed", "unknown", "partially_compensated") else "green"),
-        (f"undoes {tools.get(undoes) or undoes}" if undoes else None, "yellow"),
-        (_unless(attributes.get(semconv.IDEMPOTENCY_OUTCOME), "executed"), "cyan"),
-        (_attempts(attributes.get(semconv.CALL_ATTEMPTS)), "magenta"),
-        (plain_error(span.error_type), "red"),
-        (span.status_message, "red"),
-    ]
-    for note, style in notes:
-        if note:
-            label.append(f"  {visible(note)}", style=style)
-    return label
+    try:
+        yield
+    except TraceNotFound as error:
+        raise NotFound(str(error), [("trace", match, "") for match in error.matches]) from error
 
 
-def _unless(value: str | None, usual: str) -> str | None:
-    return None if value == usual else value
+def _is_all(where: Where) -> bool:
+    from dataclasses import replace
 
+    from sagaspan.index import Where
 
-def _attempts(number: str | None) -> str | None:
-    return f"{number} attempts" if number not in (None, "0", "1") else None
-
-
-def _ms(duration_ms: float | None) -> str:
-    if duration_ms is None:
-        return ""
-    return f"{duration_ms / 1000:.2f} s" if duration_ms >= 1000 else f"{duration_ms:.1f} ms"
-
-
-def _progress() -> Any:
-    """A progress bar on standard error for syncs that somebody would wonder about."""
-    import sys
-    import time
-
-    if not sys.stderr.isatty():
-        return None
-    started = time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        if total and (time.monotonic() - started > 1 or done < total):
-            end = "\n" if done >= total else ""
-            sys.stderr.write(f"\rindexing traces: {100 * done // total}% of {total / 1e6:.0f} MB{end}")
-            sys.stderr.flush()
-
-    return report
+    return replace(where, limit=20) == Where()

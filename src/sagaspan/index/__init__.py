@@ -5,6 +5,8 @@ from __future__ import annotations
 from sagaspan.index.errors import QueryError, TraceNotFound
 from sagaspan.index.index import TraceIndex
 from sagaspan.index.rows import DamagedLine, SpanLink, SpanRow, SyncReport, Table, TraceRow
+from sagaspan.index.sql import named_queries
+from sagaspan.index.where import Where
 
 __all__ = [
     "DamagedLine",
@@ -16,4 +18,6 @@ __all__ = [
     "TraceIndex",
     "TraceNotFound",
     "TraceRow",
+    "Where",
+    "named_queries",
 ]

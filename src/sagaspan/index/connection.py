@@ -12,12 +12,12 @@ import os
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sagaspan.exceptions import ConfigurationError, SchemaOutdated, StoreUnavailable
 from sagaspan.index.errors import QueryError
 from sagaspan.index.rows import Table
-from sagaspan.index.sql import SCHEMA_VERSION, create_statements
+from sagaspan.index.sql import SCHEMA_VERSION, create_scripts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,9 +31,10 @@ _OFFLINE: Final[dict[str, str | bool]] = {
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
 }
+_EXTERNAL: Final = "enable_external_access"
 _LOCKED_DOWN: Final[dict[str, str | bool | int]] = {
     **_OFFLINE,
-    "enable_external_access": False,
+    _EXTERNAL: False,
     "memory_limit": "2GB",
     "threads": os.cpu_count() or 1,
     "temp_directory": "",  # what does not fit in memory fails; it must not be written somewhere
@@ -56,31 +57,39 @@ def writing(path: Path) -> Iterator[DuckDBPyConnection]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[DuckDBPyConnection]:
-    """Open the index read-only and locked down. Needs the shared lock."""
+def reading(path: Path, writes: Path | None = None) -> Iterator[DuckDBPyConnection]:
+    """Open the index read-only and locked down. Needs the shared lock. ``writes`` is the one file it may touch."""
     duckdb = _duckdb()
     if not path.exists():
         raise StoreUnavailable(f"there is no index at {path} yet: sync first")
     with _translated(duckdb, path):
         with _setting_up:
-            connection = duckdb.connect(str(path), read_only=True, config=dict(_LOCKED_DOWN))
+            connection = duckdb.connect(str(path), read_only=True, config=_config(writes))
         try:
             if _version(connection) != SCHEMA_VERSION:
                 _refuse_newer(connection, path)
                 raise StoreUnavailable(f"the index at {path} was made by an older sagaspan: sync first")
             with _setting_up:
-                _lock_settings(connection)
+                _lock_settings(connection, writes)
             yield connection
         finally:
             connection.close()
 
 
-def _lock_settings(connection: DuckDBPyConnection) -> None:
+def _config(writes: Path | None) -> dict[str, Any]:
+    """The settings of a reading connection; the file it may write must be named before the others are closed to it."""
+    return {name: value for name, value in _LOCKED_DOWN.items() if writes is None or name != _EXTERNAL}
+
+
+def _lock_settings(connection: DuckDBPyConnection, writes: Path | None) -> None:
     row = connection.execute("select current_setting('lock_configuration')").fetchone()
     if row is not None and row[0]:
         return  # another thread has this file open: the settings are the database's, and are as they must be
     # Our times are UTC without a zone; now() must not turn them into the reader's zone in a comparison.
     connection.execute("set global timezone = 'UTC'")
+    if writes is not None:
+        connection.execute(f"set global allowed_paths = [{_quoted(writes)}]")
+        connection.execute(f"set global {_EXTERNAL} = false")
     connection.execute("set lock_configuration = true")
 
 
@@ -94,6 +103,43 @@ def run_query(
     max_rows: int | None,
 ) -> Table:
     """Run a user's SQL until ``deadline``, ``timeout`` seconds after it was asked. Raises ``QueryError``."""
+    with _bounded(connection, timeout, deadline):
+        _check_single(connection, sql)
+        return _fetch(connection.execute(sql, parameters), max_rows)
+
+
+def copy_to(
+    connection: DuckDBPyConnection,
+    sql: str,
+    target: Path,
+    *,
+    timeout: float,
+    deadline: float,
+    max_rows: int | None = None,
+) -> int:
+    """Write what a user's SQL selects to ``target`` as Parquet; returns the rows. Raises ``QueryError``."""
+    duckdb = _duckdb()
+    with _bounded(connection, timeout, deadline):
+        _check_single(connection, sql)
+        statement = next(iter(connection.extract_statements(sql)), None)
+        if statement is None or statement.type != duckdb.StatementType.SELECT:
+            raise QueryError("only what a select gives can be written to a file")
+        # The statement ends in a newline: a comment at its end must not hide the bracket.
+        selection = f"(\n{statement.query.strip().rstrip(';')}\n)"
+        if max_rows is not None:
+            selection = f"(select * from {selection} limit {max_rows})"  # noqa: S608 - it may say what it likes: see above
+        how = "format parquet, compression zstd, use_tmp_file false"  # no other name beside the one that it may write
+        row = connection.execute(f"copy {selection} to {_quoted(target)} ({how})").fetchone()
+        return 0 if row is None else int(row[0])
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+@contextmanager
+def _bounded(connection: DuckDBPyConnection, timeout: float, deadline: float) -> Iterator[None]:
+    """Interrupt what runs in the block at ``deadline``, and say in a ``QueryError`` what is wrong with it."""
     duckdb = _duckdb()
     expired = threading.Event()
 
@@ -105,8 +151,7 @@ def run_query(
     timer.daemon = True
     timer.start()
     try:
-        _check_single(connection, sql)
-        return _fetch(connection.execute(sql, parameters), max_rows)
+        yield
     except duckdb.InterruptException as error:
         if not expired.is_set():
             raise
@@ -154,7 +199,8 @@ def _explain(connection: DuckDBPyConnection, error: Exception) -> str:
 def _relations(connection: DuckDBPyConnection) -> list[str]:
     with contextlib.suppress(Exception):  # the names are a help in an error; they must not become another one
         found = connection.execute(
-            "select table_name from information_schema.tables where table_schema = 'main' order by table_name"
+            "select case table_schema when 'main' then '' else table_schema || '.' end || table_name as name "
+            "from information_schema.tables order by table_schema <> 'main', name"
         )
         return [str(name) for (name,) in found.fetchall()]
     return []
@@ -192,8 +238,8 @@ def _is_empty(connection: DuckDBPyConnection) -> bool:
 def _create(connection: DuckDBPyConnection) -> None:
     # One transaction: a crash in between leaves an empty file, which the next sync fills.
     connection.execute("begin")
-    for statement in create_statements():
-        connection.execute(statement)
+    for script in create_scripts():
+        connection.execute(script)
     connection.execute("insert into meta values ('schema_version', ?)", [str(SCHEMA_VERSION)])
     connection.execute("commit")
 

@@ -14,16 +14,22 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from sagaspan.index.compressed import is_compressed, unpacked
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 HEAD: Final = 256  # bytes
+PACKED: Final = (".gz", ".zst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFile:
-    """A row of ``files``: how far this file has been read."""
+    """A row of ``files``: how far this file has been read.
+
+    Of a compressed file ``size`` bytes are in, and behind these ``position`` bytes of what is unpacked there.
+    """
 
     device: int
     inode: int
@@ -32,6 +38,7 @@ class KnownFile:
     path: str
     position: int
     lines: int
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,37 +74,67 @@ class FileLedger:
 
 
 def trace_files(directory: Path) -> list[Path]:
-    """The trace files, by name."""
-    return sorted(path for path in directory.glob("*.jsonl") if not path.is_dir())
+    """The trace files, by name: ours, and a Collector's, which may be called ``.json`` and be compressed."""
+    found = (path for path in directory.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in found if is_trace_file(path) and not path.is_dir())
+
+
+def is_trace_file(path: Path) -> bool:
+    """Whether a file is called as one: ``a.jsonl``, ``a-2026-11-21T10-00-00.000.json``, ``a.jsonl.gz``."""
+    suffixes = path.suffixes
+    packed = suffixes[-1:] and suffixes[-1] in PACKED
+    return (suffixes[-2:-1] if packed else suffixes[-1:]) in ([".jsonl"], [".json"])
 
 
 def new_slices(path: Path, ledger: FileLedger, room: Callable[[], int], limit: int) -> Iterator[Slice]:
     """The new lines of one file in slices of at most ``room()`` bytes.
 
-    A line beyond ``limit`` bytes is passed over.
+    A line beyond ``limit`` bytes is passed over. Raises ``OSError`` if the file cannot be read, or not be unpacked.
     """
     with path.open("rb") as stream:
         known = ledger.find(stream)
+        if not is_compressed(stream):
+            yield from _slices_of(path, stream, known, room, limit, stream)
+            return
+        done = 0 if known is None else known.size
         while True:
-            position, line = (known.position, known.lines) if known else (0, 0)
-            stream.seek(position)
-            data = _whole_lines(stream, room(), limit)
-            if data is None:
-                return
-            skipped = 0 if data else _line_length(stream, position)
-            if not data and not skipped:
-                return
-            end = position + (len(data) or skipped)
-            after = _advanced(known, stream, path, end, line + (data.count(b"\n") or 1))
-            yield Slice(
-                before=known,
-                after=after,
-                path=path,
-                position=position,
-                first_line=line + 1,
-                data=data,
-            )
-            known = after
+            with unpacked(stream, done, path.with_name(".unpacked")) as part:
+                if part is None:
+                    return
+                lines, done = part
+                last = known
+                for piece in _slices_of(path, lines, known, room, limit, stream):
+                    is_last = lines.tell() >= os.fstat(lines.fileno()).st_size
+                    last = replace(piece.after, position=0, size=done) if is_last else piece.after
+                    yield replace(piece, after=last)
+                known = last
+
+
+def _slices_of(
+    path: Path, stream: BinaryIO, known: KnownFile | None, room: Callable[[], int], limit: int, file: BinaryIO
+) -> Iterator[Slice]:
+    """The lines of ``stream`` behind what is known of it; ``file`` is what it was unpacked from, if it was."""
+    while True:
+        position, line = (known.position, known.lines) if known else (0, 0)
+        stream.seek(position)
+        data = _whole_lines(stream, room(), limit)
+        if data is None:
+            return
+        skipped = 0 if data else _line_length(stream, position)
+        if not data and not skipped:
+            return
+        end = position + (len(data) or skipped)
+        stream.seek(end)
+        after = _advanced(known, file, path, end, line + (data.count(b"\n") or 1))
+        yield Slice(
+            before=known,
+            after=after,
+            path=path,
+            position=position,
+            first_line=line + 1,
+            data=data,
+        )
+        known = after
 
 
 def cut(piece: Slice) -> tuple[Slice, ...]:
@@ -153,9 +190,10 @@ def _line_length(stream: BinaryIO, position: int) -> int:
 def _advanced(known: KnownFile | None, stream: BinaryIO, path: Path, position: int, lines: int) -> KnownFile:
     if known is not None and known.head_length == HEAD:
         return replace(known, path=str(path), position=position, lines=lines)
-    status = os.fstat(stream.fileno())
+    status, at = os.fstat(stream.fileno()), stream.tell()
     stream.seek(0)
     head = stream.read(min(HEAD, position))
+    stream.seek(at)
     return KnownFile(
         device=status.st_dev,
         inode=status.st_ino,

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.index.connection import reading, run_query, writing
+from sagaspan.index.connection import copy_to, reading, run_query, writing
+from sagaspan.index.ledger import sync_ledger
 from sagaspan.index.lock import PATIENCE, locked
 from sagaspan.index.sync import BATCH_BYTES, sync_files
-from sagaspan.index.traces import list_traces, one_trace
+from sagaspan.index.traces import list_spans, list_traces, one_trace, spans_of
+from sagaspan.index.where import Where, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from datetime import datetime
     from types import TracebackType
 
     from duckdb import DuckDBPyConnection
 
+    from sagaspan.index.ledger import LedgerSource
     from sagaspan.index.rows import SpanRow, SyncReport, Table, TraceRow
 
 
@@ -60,6 +62,15 @@ class TraceIndex:
             report = sync_files(connection, self.directory, batch_bytes=self._batch_bytes, progress=progress)
         return replace(report, waited=waited)
 
+    def sync_ledger(self, source: LedgerSource, *, patience: float = PATIENCE) -> float:
+        """Copy what has changed in the ledger into the tables ``ledger.*``; returns how long others held the index.
+
+        Raises as ``sync``.
+        """
+        with locked(self._lock, patience=patience) as waited, writing(self.path) as connection:
+            sync_ledger(connection, source)
+        return waited
+
     def query(
         self,
         sql: str,
@@ -77,25 +88,40 @@ class TraceIndex:
         with self._reading(min(timeout, PATIENCE)) as connection:
             return run_query(connection, sql, parameters, timeout=timeout, deadline=deadline, max_rows=max_rows)
 
-    def traces(
-        self,
-        limit: int = 20,
-        *,
-        since: datetime | None = None,
-        errors_only: bool = False,
-        run_id: str | None = None,
-        service_name: str | None = None,
-    ) -> tuple[TraceRow, ...]:
-        """The latest traces, newest first. A ``since`` without a zone is UTC."""
+    def traces(self, where: Where | None = None) -> tuple[TraceRow, ...]:
+        """The latest traces that fit, newest first; of all, the latest 20."""
         with self._reading() as connection:
-            return list_traces(
-                connection,
-                limit,
-                since=since,
-                errors_only=errors_only,
-                run_id=run_id,
-                service_name=service_name,
-            )
+            return list_traces(connection, where or Where())
+
+    def spans(self, where: Where | None = None) -> tuple[SpanRow, ...]:
+        """The latest spans that fit, newest first, of whatever traces; ``depth`` is 0 for each."""
+        with self._reading() as connection:
+            return list_spans(connection, where or Where())
+
+    def whole_traces(self, where: Where) -> tuple[tuple[SpanRow, ...], ...]:
+        """The latest traces that fit, newest first, each as ``trace`` gives it."""
+        with self._reading() as connection:
+            return spans_of(connection, where)
+
+    def copy(
+        self,
+        sql: str,
+        target: Path,
+        *,
+        timeout: float = 30.0,
+        max_rows: int | None = None,
+        where: Where | None = None,
+    ) -> int:
+        """Write the answer to one statement to a new Parquet file; returns how many rows it has.
+
+        ``where``: the traces that are the temporary table ``chosen`` of the statement. Raises as ``query``, and
+        ``QueryError`` if it is no selection.
+        """
+        deadline = time.monotonic() + timeout
+        with self._reading(min(timeout, PATIENCE), writes=target) as connection:
+            if where is not None:
+                choose(connection, where)
+            return copy_to(connection, sql, target, timeout=timeout, deadline=deadline, max_rows=max_rows)
 
     def trace(self, trace_id_prefix: str) -> tuple[SpanRow, ...]:
         """The spans of the one trace whose id begins so, parents before children, siblings by start.
@@ -106,8 +132,8 @@ class TraceIndex:
             return one_trace(connection, trace_id_prefix)
 
     @contextmanager
-    def _reading(self, patience: float = PATIENCE) -> Iterator[DuckDBPyConnection]:
+    def _reading(self, patience: float = PATIENCE, writes: Path | None = None) -> Iterator[DuckDBPyConnection]:
         if not self.path.exists():
             raise StoreUnavailable(f"there is no index of {self.directory} yet: sync first")
-        with locked(self._lock, shared=True, patience=patience), reading(self.path) as connection:
+        with locked(self._lock, shared=True, patience=patience), reading(self.path, writes) as connection:
             yield connection

@@ -25,40 +25,6 @@ from read_json_objects(?, format = 'newline_delimited', ignore_errors = true, ma
 -- name: damaged
 select rowid from staged where request is null or request.resourceSpans is null order by rowid;
 
--- name: text
-create or replace temp macro otlp_text(value) as coalesce(
-    value.stringValue, value.intValue, value.doubleValue, value.boolValue, value.bytesValue,
-    to_json(json_extract(value.arrayValue, '$$.values[*].*'))::varchar, value.kvlistValue::varchar
-);
-
--- name: map
--- map_from_entries refuses a repeated or missing key, which OTLP forbids and the world sends: the first one
--- counts.
-create or replace temp macro otlp_map(attributes) as map_from_entries(
-    list_transform(
-        case
-            when list_unique(list_transform(attributes, lambda a: a.key)) = len(attributes) then attributes
-            else list_filter(
-                attributes,
-                lambda a, i: a.key is not null
-                    and list_position(list_transform(attributes, lambda b: b.key), a.key) = i
-            )
-        end,
-        lambda a: {'k': a.key, 'v': otlp_text(a.value)}
-    )
-);
-
--- name: number
-create or replace temp macro finite(text) as case
-    when isfinite(try_cast(text as double)) then try_cast(text as double)
-end;
-
--- name: nanoseconds
--- 0 means unknown, and the largest integer means infinity to a timestamp.
-create or replace temp macro nanoseconds(text) as case
-    when try_cast(text as bigint) between 1 and 9223372036854775806 then try_cast(text as bigint)
-end;
-
 -- name: bounds
 select
     make_timestamp_ns(min(nanoseconds(span.startTimeUnixNano))),
@@ -91,9 +57,33 @@ mapped as (
         nanoseconds(span.startTimeUnixNano) as start_ns,
         nanoseconds(span.endTimeUnixNano) as end_ns,
         upper(replace(span.kind, 'SPAN_KIND_', '')) as kind,
-        upper(replace(span.status.code, 'STATUS_CODE_', '')) as status
+        upper(replace(span.status.code, 'STATUS_CODE_', '')) as status,
+        contains(span.events::varchar, '"exception"') as has_exception
     from flat
     where span is not null
+),
+explained as (
+    select
+        *,
+        coalesce(
+            a['$GEN_AI_OPERATION_NAME'],
+            case a['$OPENINFERENCE_SPAN_KIND']
+                when 'TOOL' then '$OPERATION_EXECUTE_TOOL' when 'LLM' then '$OPERATION_CHAT'
+                when 'AGENT' then '$OPERATION_INVOKE_AGENT' when 'EMBEDDING' then '$OPERATION_EMBEDDINGS'
+            end,
+            case a['$TRACELOOP_SPAN_KIND']
+                when 'tool' then '$OPERATION_EXECUTE_TOOL' when 'agent' then '$OPERATION_INVOKE_AGENT'
+                when 'workflow' then '$OPERATION_INVOKE_WORKFLOW'
+            end,
+            case a['$TRACELOOP_REQUEST_TYPE']
+                when 'chat' then '$OPERATION_CHAT' when 'completion' then '$OPERATION_COMPLETE'
+                when 'embedding' then '$OPERATION_EMBEDDINGS'
+            end
+        ) as operation,
+        case when has_exception then exception_field(span.events, 'exception.type') end as exception_type,
+        case when has_exception then exception_field(span.events, 'exception.message') end as exception_message,
+        case when has_exception then exception_field(span.events, '$EXCEPTION_STACKTRACE') end as exception_stack
+    from mapped
 ),
 incoming as (
     select
@@ -115,42 +105,48 @@ incoming as (
             when status in ('2', 'ERROR') then 'ERROR'
             else 'UNSET'
         end as status,
-        nullif(span.status.message, '') as status_message,
+        coalesce(nullif(span.status.message, ''), exception_message) as status_message,
         resource['$SERVICE_NAME'] as service_name,
         scope_name,
+        operation,
+        case operation
+            when '$OPERATION_EXECUTE_TOOL' then coalesce(
+                a['$GEN_AI_TOOL_NAME'], a['$OPENINFERENCE_TOOL_NAME'], a['$TRACELOOP_ENTITY_NAME'], span.name
+            )
+            else a['$GEN_AI_TOOL_NAME']
+        end as tool_name,
+        $FIRST_TOOL_CALL_ID as tool_call_id,
         coalesce(
-            a['$GEN_AI_OPERATION_NAME'],
-            case a['$OPENINFERENCE_SPAN_KIND'] when 'TOOL' then '$OPERATION_EXECUTE_TOOL' when 'LLM' then 'chat' end,
-            case a['$TRACELOOP_SPAN_KIND'] when 'tool' then '$OPERATION_EXECUTE_TOOL' end
-        ) as operation,
-        coalesce(
-            a['$GEN_AI_TOOL_NAME'],
-            case a['$OPENINFERENCE_SPAN_KIND'] when 'TOOL' then a['$OPENINFERENCE_TOOL_NAME'] end,
-            case a['$TRACELOOP_SPAN_KIND'] when 'tool' then a['$TRACELOOP_ENTITY_NAME'] end
-        ) as tool_name,
-        a['$GEN_AI_TOOL_CALL_ID'] as tool_call_id,
-        a['$GEN_AI_AGENT_NAME'] as agent_name,
-        coalesce(a['$GEN_AI_CONVERSATION_ID'], a['$SESSION_ID']) as conversation_id,
-        coalesce(a['$GEN_AI_RESPONSE_MODEL'], a['$GEN_AI_REQUEST_MODEL'], a['$OPENINFERENCE_MODEL']) as model,
-        coalesce(a['$GEN_AI_PROVIDER_NAME'], a['$GEN_AI_SYSTEM']) as provider,
-        try_cast(
-            coalesce(a['$GEN_AI_USAGE_INPUT_TOKENS'], a['$OPENINFERENCE_INPUT_TOKENS']) as bigint
-        ) as input_tokens,
-        try_cast(
-            coalesce(a['$GEN_AI_USAGE_OUTPUT_TOKENS'], a['$OPENINFERENCE_OUTPUT_TOKENS']) as bigint
-        ) as output_tokens,
+            a['$GEN_AI_AGENT_NAME'],
+            a['$OPENINFERENCE_AGENT_NAME'],
+            case a['$TRACELOOP_SPAN_KIND'] when 'agent' then a['$TRACELOOP_ENTITY_NAME'] end
+        ) as agent_name,
+        $FIRST_CONVERSATION as conversation_id,
+        $FIRST_MODEL as model,
+        $FIRST_PROVIDER as provider,
+        try_cast($FIRST_INPUT_TOKENS as bigint) as input_tokens,
+        try_cast($FIRST_OUTPUT_TOKENS as bigint) as output_tokens,
+        try_cast($FIRST_CACHED_TOKENS as bigint) as cached_tokens,
+        try_cast($FIRST_REASONING_TOKENS as bigint) as reasoning_tokens,
         coalesce($COSTS) as cost_usd,
-        a['$ERROR_TYPE'] as error_type,
+        coalesce(a['$ERROR_TYPE'], exception_type) as error_type,
+        coalesce(a['$EXCEPTION_STACKTRACE'], exception_stack) as stack,
         a['$RUN_ID'] as run_id,
         a['$RUN_NAME'] as run_name,
         a['$CALL_ID'] as call_id,
         a['$CALL_PHASE'] as phase,
+        coalesce(a['$CALL_STATE'], a['$RUN_STATE'], a['$APPROVAL_OUTCOME']) as state,
+        a['$RUN_STATE'] is not null and operation is null as is_run,
+        a['$IDEMPOTENCY_OUTCOME'] as outcome,
+        try_cast(a['$CALL_EXECUTED'] as boolean) as executed,
+        try_cast(a['$CALL_ATTEMPTS'] as integer) as attempts,
+        a['$CALL_COMPENSATES'] as compensates,
         a as attributes,
         resource,
-        span.events as events,
-        span.links as links,
+        nullif(span.events, '[]'::json) as events,
+        nullif(span.links, '[]'::json) as links,
         source
-    from mapped
+    from explained
 )
 select incoming.*
 from incoming

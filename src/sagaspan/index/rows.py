@@ -53,14 +53,19 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
-    """One trace in a list: ``name`` is its root span's, ``start`` is aware UTC."""
+    """One trace in a list: ``name`` is its root span's, ``start`` is aware UTC.
+
+    ``status`` is the state of its run, else ``error`` or ``ok``.
+    """
 
     trace_id: str
     name: str
+    status: str
     start: datetime | None
     duration_ms: float | None
     spans: int
     errors: int
+    cost_usd: float | None
     service_name: str | None
     run_id: str | None
 
@@ -76,7 +81,10 @@ class SpanLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRow:
-    """One span of a trace, in the order of the tree; ``depth`` is 0 for a root, ``start`` is aware UTC."""
+    """One span of a trace, in the order of the tree; ``depth`` is 0 for a root, ``start`` is aware UTC.
+
+    ``input``, ``output`` and ``stack`` are there where content is captured.
+    """
 
     trace_id: str
     span_id: str | None
@@ -90,5 +98,18 @@ class SpanRow:
     status_message: str | None
     error_type: str | None
     service_name: str | None
+    operation: str | None
+    tool: str | None
+    model: str | None
+    agent: str | None
+    state: str | None
+    run_id: str | None
+    call_id: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cost_usd: float | None
+    stack: str | None
+    input: str | None
+    output: str | None
     attributes: Mapping[str, str | None]
     links: tuple[SpanLink, ...]

@@ -15,7 +15,8 @@ create table files (
     head_sha1 varchar not null,
     path varchar not null,
     position bigint not null,
-    lines bigint not null
+    lines bigint not null,
+    size bigint not null
 );
 
 create table damaged_lines (
@@ -49,15 +50,121 @@ create table spans (
     provider varchar,
     input_tokens bigint,
     output_tokens bigint,
+    cached_tokens bigint,
+    reasoning_tokens bigint,
     cost_usd double,
     error_type varchar,
+    stack varchar,
     run_id varchar,
     run_name varchar,
     call_id varchar,
     phase varchar,
+    state varchar,
+    is_run boolean,
+    outcome varchar,
+    executed boolean,
+    attempts integer,
+    compensates varchar,
     attributes map(varchar, varchar),
     resource map(varchar, varchar),
     events json,
     links json,
     source varchar
+);
+
+-- Copies of the ledger's own records, beside the spans: what the audit trail names as changed is copied anew.
+-- Content (arguments, results, words of people and of errors) only under OpenTelemetry's content opt-in.
+create schema ledger;
+
+create table ledger.runs (
+    namespace varchar,
+    run_id varchar,
+    name varchar,
+    state varchar,
+    reason varchar,
+    parent_id varchar,
+    conversation_id varchar,
+    "user" varchar,
+    tenant varchar,
+    agent_name varchar,
+    reopened bigint,
+    started timestamp,
+    ended timestamp,
+    trace_id varchar,
+    input varchar,
+    output varchar,
+    error varchar
+);
+
+create table ledger.calls (
+    namespace varchar,
+    run_id varchar,
+    call_id varchar,
+    claim_order bigint,
+    tool varchar,
+    phase varchar,
+    state varchar,
+    effect varchar,
+    attempts bigint,
+    compensates varchar,
+    compensation varchar,
+    error_type varchar,
+    policy varchar,
+    would_be_refused varchar,
+    tool_call_id varchar,
+    started timestamp,
+    ended timestamp,
+    model varchar,
+    provider varchar,
+    agent_name varchar,
+    cost_usd double,
+    input_tokens bigint,
+    output_tokens bigint,
+    trace_id varchar,
+    span_id varchar,
+    arguments varchar,
+    result varchar,
+    error varchar
+);
+
+create table ledger.approvals (
+    namespace varchar,
+    run_id varchar,
+    approval_id varchar,
+    call_id varchar,
+    tool varchar,
+    state varchar,
+    decided_by varchar,
+    digest varchar,
+    asked timestamp,
+    expires timestamp,
+    ended timestamp,
+    reason varchar
+);
+
+create table ledger.audit (
+    seq bigint,
+    time timestamp,
+    namespace varchar,
+    run_id varchar,
+    call_id varchar,
+    approval_id varchar,
+    event varchar,
+    from_state varchar,
+    to_state varchar,
+    actor varchar,
+    digest varchar,
+    detail varchar
+);
+
+create table ledger.budgets (
+    namespace varchar,
+    scope varchar,
+    unit varchar,
+    per varchar,
+    since timestamp,
+    cap double,
+    spent double,
+    reserved double,
+    overdraft double
 );

@@ -8,7 +8,6 @@ commit. A line that cannot be read is recorded with its place and costs nothing 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -18,6 +17,7 @@ from sagaspan.index.damage import damaged_lines, has_text, too_long
 from sagaspan.index.files import FileLedger, KnownFile, Slice, cut, new_slices, size_of, trace_files
 from sagaspan.index.rows import DamagedLine, SyncReport
 from sagaspan.index.sql import MAXIMUM_LINE, ingest_statement
+from sagaspan.index.transaction import transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 BATCH_BYTES: Final = 128 * 1024 * 1024
 _STAGING: Final = ".staging"
-_MACROS: Final = ("text", "map", "number", "nanoseconds")
 _COLUMNS: Final = tuple(column.name for column in fields(KnownFile))
 _RECALL: Final = f"select {', '.join(_COLUMNS)} from files"  # noqa: S608 - our own field names
 _REMEMBER: Final = f"insert into files ({', '.join(_COLUMNS)}) values ({', '.join('?' for _ in _COLUMNS)})"  # noqa: S608
@@ -64,7 +63,7 @@ def sync_files(
     staging = directory / _STAGING
     paths = trace_files(directory)
     known = _known_files(connection)
-    todo = max(0, sum(size_of(path) for path in paths) - sum(file.position for file in known)) if progress else 0
+    todo = _todo(paths, known) if progress else 0
     done = 0
     try:
         for batch in _batches(paths, FileLedger(known), batch_bytes, totals):
@@ -81,6 +80,11 @@ def sync_files(
         duplicates=totals.duplicates,
         damaged=tuple(totals.damaged),
     )
+
+
+def _todo(paths: list[Path], known: list[KnownFile]) -> int:
+    """Bytes to read, about: what is in a compressed file is only known when it is unpacked."""
+    return max(0, sum(size_of(path) for path in paths) - sum(file.size or file.position for file in known))
 
 
 def _known_files(connection: DuckDBPyConnection) -> list[KnownFile]:
@@ -129,7 +133,7 @@ def _halves(batch: _Batch) -> list[_Batch]:
 def _leave_out(connection: DuckDBPyConnection, piece: Slice, error: str, totals: _Totals) -> None:
     reason = f"cannot be stored ({error}); skipped, the other lines are in"
     damage = DamagedLine(path=piece.path, line=piece.first_line, position=piece.position, reason=reason)
-    with _transaction(connection):
+    with transaction(connection):
         _record(connection, [piece], [damage])
     totals.paths.add(piece.path)
     totals.lines += 1
@@ -144,7 +148,7 @@ def _ingest(connection: DuckDBPyConnection, batch: _Batch, staging: Path, totals
         first_rows = _stage(connection, batch, staging)
         rows = [row for (row,) in connection.execute(ingest_statement("damaged")).fetchall()]
         damaged += damaged_lines(rows, batch.slices, first_rows)
-    with _transaction(connection):
+    with transaction(connection):
         if batch.size:
             found, spans = _insert(connection)
         _record(connection, batch.slices, damaged)
@@ -153,17 +157,6 @@ def _ingest(connection: DuckDBPyConnection, batch: _Batch, staging: Path, totals
     totals.spans += spans
     totals.duplicates += found - spans
     totals.damaged += damaged
-
-
-@contextmanager
-def _transaction(connection: DuckDBPyConnection) -> Iterator[None]:
-    connection.execute("begin")
-    try:
-        yield
-    except BaseException:
-        connection.execute("rollback")
-        raise
-    connection.execute("commit")
 
 
 def _stage(connection: DuckDBPyConnection, batch: _Batch, staging: Path) -> list[int]:
@@ -206,8 +199,6 @@ def _first_rows(batch: _Batch, staged: int) -> list[int]:
 
 def _insert(connection: DuckDBPyConnection) -> tuple[int, int]:
     """Add the staged spans. Returns how many there were, and how many of them were new."""
-    for macro in _MACROS:
-        connection.execute(ingest_statement(macro))
     earliest, latest, found = connection.execute(ingest_statement("bounds")).fetchall()[0]
     before = connection.execute(ingest_statement("last_row")).fetchall()[0]
     added: int = connection.execute(ingest_statement("insert"), [earliest, latest]).fetchall()[0][0]

@@ -10,49 +10,49 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sagaspan.index.errors import TraceNotFound
 from sagaspan.index.rows import SpanLink, SpanRow, TraceRow
+from sagaspan.index.where import SPAN_COLUMNS, choose
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_LIST: Final = """
-select trace_id, name, start, duration_ms, spans, errors, service_name, run_id
-from traces
-where trace_id is not null
-    and ($since is null or start >= $since)
-    and (not $errors_only or errors > 0)
-    and ($run_id is null or trace_id in (select trace_id from spans where run_id = $run_id))
-    and ($service_name is null or trace_id in (select trace_id from spans where service_name = $service_name))
-order by start desc nulls last, trace_id
-limit $limit
-"""
-_TREE: Final = """
-select trace_id, span_id, parent_span_id, 0, name, kind, start_time, duration_ms, status, status_message,
-error_type, service_name, attributes, links from spans where trace_id = ? order by start_time nulls last,
-span_id
-"""
+    from sagaspan.index.where import Where
+
+_TREE: Final = f"select {SPAN_COLUMNS}, links from spans where trace_id = ? order by start_time nulls last, span_id"  # noqa: S608
 _SHOWN: Final = 5  # how many ids an ambiguous prefix lists
 
 
-def list_traces(
-    connection: DuckDBPyConnection,
-    limit: int,
-    *,
-    since: datetime | None,
-    errors_only: bool,
-    run_id: str | None,
-    service_name: str | None,
-) -> tuple[TraceRow, ...]:
-    """The latest ``limit`` traces that fit, newest first."""
-    parameters = {
-        "since": _naive_utc(since),
-        "errors_only": errors_only,
-        "run_id": run_id,
-        "service_name": service_name,
-        "limit": limit,
-    }
-    names = TraceRow.__slots__
-    rows = [dict(zip(names, row, strict=True)) for row in connection.execute(_LIST, parameters).fetchall()]
-    return tuple(TraceRow(**{**row, "name": row["name"] or "", "start": _aware(row["start"])}) for row in rows)
+def list_traces(connection: DuckDBPyConnection, where: Where) -> tuple[TraceRow, ...]:
+    """The latest traces that fit, newest first."""
+    choose(connection, where)
+    rows = connection.execute(
+        "select trace_id, name, status, started, duration_ms, spans, errors, cost_usd, service_name, run_id "
+        "from traces where trace_id in (from chosen) order by started desc nulls last, trace_id"
+    ).fetchall()
+    found = [dict(zip(TraceRow.__slots__, row, strict=True)) for row in rows]
+    return tuple(TraceRow(**{**row, "name": row["name"] or "", "start": _aware(row["start"])}) for row in found)
+
+
+def list_spans(connection: DuckDBPyConnection, where: Where) -> tuple[SpanRow, ...]:
+    """The latest spans that fit, newest first."""
+    conditions, values = where.of_spans()
+    statement = (
+        f"select {SPAN_COLUMNS}, links from spans where {conditions} "  # noqa: S608 - our own conditions
+        "order by start_time desc nulls last, trace_id, span_id limit ? offset ?"
+    )
+    return tuple(_span(row) for row in connection.execute(statement, [*values, where.limit, where.offset]).fetchall())
+
+
+def spans_of(connection: DuckDBPyConnection, where: Where) -> tuple[tuple[SpanRow, ...], ...]:
+    """The traces that fit, newest first, each with all its spans in the order of the tree."""
+    choose(connection, where)
+    rows = connection.execute(
+        f"select {SPAN_COLUMNS}, links from spans join (select trace_id, rowid as place from chosen) using (trace_id) "  # noqa: S608 - our own columns
+        "order by place, start_time nulls last, span_id"
+    ).fetchall()
+    traces: dict[str, list[SpanRow]] = {}
+    for span in map(_span, rows):
+        traces.setdefault(span.trace_id, []).append(span)
+    return tuple(_in_tree_order(spans) for spans in traces.values())
 
 
 def one_trace(connection: DuckDBPyConnection, prefix: str) -> tuple[SpanRow, ...]:
@@ -132,7 +132,3 @@ def _link(link: dict[str, Any]) -> SpanLink:
 
 def _aware(moment: datetime | None) -> datetime | None:
     return moment.replace(tzinfo=UTC) if moment is not None else None
-
-
-def _naive_utc(moment: datetime | None) -> datetime | None:
-    return moment.astimezone(UTC).replace(tzinfo=None) if moment is not None and moment.tzinfo else moment

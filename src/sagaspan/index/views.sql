@@ -1,23 +1,25 @@
--- The questions people ask, as views. Names after a dollar sign are the constants of semconv.py.
--- Times are UTC, durations milliseconds.
+-- The questions people ask, as views. Names after a dollar sign are the constants of semconv.py. Times are UTC,
+-- durations milliseconds. What each view and column means is said in columns.sql, and the docs are made from that.
 
--- One row a trace. `name` is its root span's; while the root has not ended, the earliest span's.
 create view traces as
 select
     trace_id,
     coalesce(
         arg_min(name, start_time) filter (where parent_span_id is null), arg_min(name, start_time), any_value(name)
     ) as name,
-    min(start_time) as start,
+    coalesce(
+        arg_max(state, end_time) filter (where is_run), case when bool_or(status = 'ERROR') then 'error' else 'ok' end
+    ) as status,
+    min(start_time) as started,
     (epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6 as duration_ms,
     count(*) as spans,
     count(*) filter (where status = 'ERROR') as errors,
+    sum(cost_usd) as cost_usd,
     arg_min(service_name, start_time) as service_name,
     arg_min(run_id, start_time) as run_id
 from spans
 group by trace_id;
 
--- One row a tool call, forward or compensating, of sagaspan or of any other instrumentation.
 create view tool_calls as
 select
     start_time as started,
@@ -25,46 +27,52 @@ select
     run_name,
     tool_name as tool,
     coalesce(phase, '$PHASE_FORWARD') as phase,
-    attributes['$CALL_STATE'] as state,
-    attributes['$IDEMPOTENCY_OUTCOME'] as outcome,
-    try_cast(attributes['$CALL_EXECUTED'] as boolean) as executed,
-    try_cast(attributes['$CALL_ATTEMPTS'] as integer) as attempts,
+    state,
+    outcome,
+    executed,
+    attempts,
     duration_ms,
     error_type,
+    cost_usd,
     attributes['$CALL_EFFECT'] as effect,
     call_id,
-    attributes['$CALL_COMPENSATES'] as compensates,
+    compensates,
+    attributes['$OBSERVED'] as would_be_refused,
+    tool_call_id,
+    agent_name,
+    conversation_id,
+    service_name,
+    $ANY_ARGUMENTS as arguments,
+    $ANY_RESULT as result,
     trace_id,
-    span_id,
-    agent_name
+    span_id
 from spans
 where operation = '$OPERATION_EXECUTE_TOOL';
 
--- One row a run. A resumed run has a span an incarnation: the last one's state and reason count, and duration_ms is
--- from the first start to the last end. A run whose span never ended (it is running, or crashed) has no state.
 create view runs as
-with run_spans as (
-    select *, operation is null and attributes['$RUN_STATE'] is not null as is_run
-    from spans
-    where run_id is not null
-),
-counted as (
+with counted as (
     select
         run_id,
         arg_max(run_name, end_time) as name,
-        arg_max({'state': attributes['$RUN_STATE'], 'reason': attributes['$RUN_REASON']}, end_time)
-            filter (where is_run) as outcome,
+        arg_max({'state': state, 'reason': attributes['$RUN_REASON']}, end_time) filter (where is_run) as outcome,
         min(start_time) as started,
         (epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6 as duration_ms,
         count(distinct coalesce(call_id, span_id)) filter (
             where operation = '$OPERATION_EXECUTE_TOOL' and coalesce(phase, '$PHASE_FORWARD') = '$PHASE_FORWARD'
         ) as calls,
-        count(distinct coalesce(attributes['$CALL_COMPENSATES'], span_id)) filter (
+        count(distinct coalesce(compensates, span_id)) filter (
             where operation = '$OPERATION_EXECUTE_TOOL' and phase = '$PHASE_COMPENSATION'
         ) as compensations,
+        count(*) filter (where operation in ($LLM_OPERATIONS)) as llm_calls,
         count(*) filter (where status = 'ERROR' and not is_run) as errors,
+        sum(cost_usd) as cost_usd,
+        sum(input_tokens)::bigint as input_tokens,
+        sum(output_tokens)::bigint as output_tokens,
+        max(agent_name) as agent_name,
+        max(conversation_id) as conversation_id,
         coalesce(arg_max(trace_id, end_time) filter (where is_run), arg_max(trace_id, end_time)) as trace_id
-    from run_spans
+    from spans
+    where run_id is not null
     group by run_id
 )
 select
@@ -76,11 +84,16 @@ select
     duration_ms,
     calls,
     compensations,
+    llm_calls,
     errors,
+    cost_usd,
+    input_tokens,
+    output_tokens,
+    agent_name,
+    conversation_id,
     trace_id
 from counted;
 
--- One row a forward call of a run, with what undid it. A call that later incarnations replayed shows where it ran.
 create view saga_steps as
 with forward as (
     select *
@@ -115,7 +128,6 @@ select
 from forward
 left join undone on undone.compensates = forward.call_id and undone.run_id is not distinct from forward.run_id;
 
--- One row a call of a model.
 create view llm_calls as
 select
     start_time as started,
@@ -124,19 +136,120 @@ select
     operation,
     model,
     provider,
+    state,
     input_tokens,
     output_tokens,
+    cached_tokens,
+    reasoning_tokens,
     cost_usd,
     duration_ms,
+    attributes['$GEN_AI_RESPONSE_FINISH_REASONS'] as finish_reasons,
     error_type,
     agent_name,
     conversation_id,
+    call_id,
+    service_name,
+    $ANY_INPUT as input,
+    $ANY_OUTPUT as output,
     trace_id,
     span_id
 from spans
-where operation in ('chat', 'generate_content', 'text_completion', 'embeddings');
+where operation in ($LLM_OPERATIONS);
 
--- One row a span that ended in an error.
+create view approvals as
+with askings as (
+    select *, attributes['$APPROVAL_ID'] as approval_id
+    from spans
+    where operation is null and (starts_with(name, 'approval ') or attributes['$APPROVAL_ID'] is not null)
+)
+select
+    approval_id,
+    arg_min(tool_name, start_time) as tool,
+    arg_min(run_id, start_time) as run_id,
+    arg_max(state, end_time) as state,
+    nullif(arg_max(attributes['$APPROVAL_CHANNEL'], end_time), '') as channel,
+    min(start_time) as asked,
+    max(try_cast(attributes['$APPROVAL_WAIT_MS'] as double)) as wait_ms,
+    count(*) as askings,
+    arg_min(trace_id, start_time) as trace_id,
+    arg_min(span_id, start_time) as span_id
+from askings
+group by approval_id, case when approval_id is null then span_id end;
+
+create view events as
+with listed as (
+    select
+        service_name,
+        name as span,
+        tool_name,
+        run_id,
+        trace_id,
+        span_id,
+        unnest(from_json(events, '[{"timeUnixNano": "VARCHAR", "name": "VARCHAR", "attributes": "JSON"}]')) as event
+    from spans
+    where events is not null
+)
+select
+    make_timestamp_ns(try_cast(event.timeUnixNano as bigint)) as time,
+    event.name as name,
+    span,
+    tool_name as tool,
+    otlp_pairs(event.attributes) as attributes,
+    service_name,
+    run_id,
+    trace_id,
+    span_id
+from listed;
+
+create view budgets as
+select
+    time,
+    'soft_limit' as what,
+    attributes['$BUDGET_SCOPE'] as scope,
+    attributes['$BUDGET_UNIT'] as unit,
+    nullif(attributes['$BUDGET_WINDOW'], '') as per,
+    attributes['$BUDGET_LIMIT'] as amount,
+    try_cast(attributes['$BUDGET_PERCENT'] as integer) as percent,
+    tool,
+    run_id,
+    trace_id,
+    span_id
+from events
+where name = '$EVENT_SOFT_LIMIT'
+union all
+select
+    start_time as time,
+    error_type as what,
+    attributes['$BUDGET_SCOPE'] as scope,
+    attributes['$BUDGET_UNIT'] as unit,
+    null as per,
+    attributes['$BUDGET_LIMIT'] as amount,
+    null as percent,
+    coalesce(tool_name, model) as tool,
+    run_id,
+    trace_id,
+    span_id
+from spans
+where error_type in ('budget_exceeded', 'rate_limited') and operation is not null and not coalesce(executed, false);
+
+create view refusals as
+select
+    start_time as started,
+    error_type as reason,
+    coalesce(tool_name, model) as tool,
+    operation,
+    attributes['$POLICY_RULE'] as rule,
+    attributes['$BUDGET_SCOPE'] as scope,
+    status_message as message,
+    run_id,
+    agent_name,
+    conversation_id,
+    service_name,
+    trace_id,
+    span_id
+from spans
+where error_type in ($REFUSALS) and operation is not null and not coalesce(executed, false);
+
 create view errors as
 select
     start_time as started,
@@ -145,6 +258,8 @@ select
     tool_name as tool,
     error_type,
     status_message as message,
+    stack,
+    state,
     duration_ms,
     run_id,
     call_id,

@@ -293,6 +293,17 @@ class Booked:
     spent: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Rows of the audit trail by number, and what they are about as it is now."""
+
+    rows: tuple[tuple[int, AuditRow], ...]
+    runs: tuple[RunRecord, ...]
+    calls: tuple[CallRecord, ...]
+    approvals: tuple[ApprovalRecord, ...]
+    usage: tuple[UsageRecord, ...]
+
+
 class Store(Protocol):
     """Durable records; safe for any number of threads and processes."""
 
@@ -328,6 +339,12 @@ class Store(Protocol):
 
     def events(self, namespace: str, after: int, upto: int) -> list[tuple[int, AuditRow]]:
         """The audit rows of a namespace, by number, that somebody may be told of, after one row and up to another."""
+
+    def touched(self, after: int, *, limit: int) -> Touched:
+        """The next ``limit`` audit rows of the ledger after one row, of all namespaces, with what they are about.
+
+        What has changed since may be among it: the row that says so comes later.
+        """
 
     def deliveries(
         self,

@@ -150,6 +150,11 @@ freeze_values = attrgetter(*FREEZE_COLUMNS)
 usage_values = attrgetter(*USAGE_COLUMNS)
 
 
+def usage_record(row: Sequence[Any]) -> UsageRecord:
+    """The usage of a row selected by ``USAGE_COLUMNS``."""
+    return UsageRecord(**dict(zip(USAGE_COLUMNS, row, strict=True)))
+
+
 def usage_totals(row: Sequence[Any]) -> UsageTotals:
     """The totals of a row whose columns are the fields of ``UsageTotals``."""
     return UsageTotals(**dict(zip(_TOTALS, row, strict=True)))

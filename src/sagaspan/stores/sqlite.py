@@ -59,6 +59,7 @@ from sagaspan.ledger.store import (
     NoteChange,
     RunChange,
     SpendChange,
+    Touched,
 )
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_audit as audit
@@ -618,6 +619,22 @@ class SqliteStore:
         """See ``Store.events``."""
         rows = self._fetch(notices.EVENTS, (namespace, after, upto))
         return [(row[0], self._opened([columns.audit_row(row[1:])])[0]) for row in rows]
+
+    def touched(self, after: int, *, limit: int) -> Touched:
+        """See ``Store.touched``."""
+        found = self._fetch(f"select seq, {_AUDIT} from audit where seq > ? order by seq limit ?", (after, limit))  # noqa: S608
+        rows = tuple((row[0], self._opened([columns.audit_row(row[1:])])[0]) for row in found)
+        between = (after, rows[-1][0] if rows else after)
+        among = "(select {} from audit where seq > ? and seq <= ?)"
+        calls = among.format("call_id")
+        usage = self._fetch(f"select {', '.join(columns.USAGE_COLUMNS)} from usage where call_id in {calls}", between)  # noqa: S608
+        return Touched(
+            rows=rows,
+            runs=tuple(self._runs(f"(namespace, id) in {among.format('namespace, run_id')}", between)),
+            calls=tuple(self._calls(f"id in {calls}", between)),
+            approvals=tuple(self._approvals(f"id in {among.format('approval_id')}", between)),
+            usage=tuple(columns.usage_record(row) for row in usage),
+        )
 
     def deliveries(
         self,

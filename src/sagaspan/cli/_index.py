@@ -1,0 +1,80 @@
+"""The index of the traces, brought up to date: every command that asks it begins here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+
+from sagaspan.cli._options import Settings
+
+_SHOWN_FROM: Final = 16 * 1024 * 1024
+"""Bytes to take in, from which on somebody would wonder."""
+
+
+def synced_index(settings: Settings) -> Any:
+    """The index of the trace files, brought up to date; damaged lines are named on standard error."""
+    return sync_index(settings)[0]
+
+
+def sync_index(settings: Settings, *, patience: float | None = None, ledger: bool = False) -> tuple[Any, float]:
+    """As ``synced_index``, with the seconds that others held the index, which may be ``patience`` at most.
+
+    ``ledger``: bring its tables up to date too.
+    """
+    from sagaspan.index import TraceIndex
+    from sagaspan.index.lock import PATIENCE
+
+    patience = PATIENCE if patience is None else patience
+    if not settings.traces.is_dir() and not (ledger and settings.has_ledger):
+        from sagaspan.exceptions import StoreUnavailable
+
+        raise StoreUnavailable(
+            f"there are no traces at {settings.traces}; call sagaspan.configure_tracing() in your program, "
+            "or name the folder with --home or SAGASPAN_TRACE_DIR"
+        )
+    index = TraceIndex(settings.traces)
+    with _progress() as progress:
+        report = index.sync(progress, patience=patience)
+    for line in report.damaged:
+        click.echo(f"Warning: a trace line was left out: {line}", err=True)
+    waited = report.waited
+    if ledger:
+        waited += _sync_ledger(index, settings, patience)
+    return index, waited
+
+
+def _sync_ledger(index: Any, settings: Settings, patience: float) -> float:
+    from sagaspan._mirror import LedgerMirror
+
+    if not settings.has_ledger and not settings.app:
+        click.echo("Warning: there is no ledger here; the tables ledger.* are as they were", err=True)
+        return 0.0
+    waited: float = index.sync_ledger(LedgerMirror(settings.open_store()), patience=patience)
+    return waited
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """What a sync tells how far it is: a bar on standard error, where somebody looks at it, and if it takes a while."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("reading traces"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task: TaskID | None = None
+
+        def report(done: int, total: int) -> None:
+            nonlocal task
+            if task is None and total >= _SHOWN_FROM:
+                task = bar.add_task("", total=total)
+            if task is not None:
+                bar.update(task, completed=done, total=total)
+
+        yield report

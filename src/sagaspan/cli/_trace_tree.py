@@ -1,0 +1,140 @@
+"""A trace as a tree: timings, costs, attempts, refusals, what undoes what, and, where captured, words and stacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from sagaspan import semconv
+from sagaspan.cli._render import console, plain_error, short, visible, when
+
+_BAD: Final = ("failed", "unknown", "partially_compensated", "denied", "needs_human", "compensation_failed")
+_REASONING: Final = 400
+_CONTENT: Final = 160
+_STACK: Final = 12
+"""Lines of a stack that are shown: its end."""
+
+
+def emit_tree(spans: Sequence[Any]) -> None:
+    """Print the spans of one trace."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    first = spans[0]
+    head = Text.assemble((f"trace {first.trace_id}", "bold"), (f"  {when(first.start)}", "dim"))
+    tree = Tree(head)
+    branches = {-1: tree}
+    tools = {span.call_id: span.tool for span in spans if span.call_id}
+    for span in spans:
+        branch = branches[span.depth] = branches[span.depth - 1].add(_label(span, tools))
+        for text, style in details(span):
+            branch.add(Text(visible(text), style=style))
+    console().print(tree)
+    if total := totals(spans):
+        console().print(Text(total, style="dim"), soft_wrap=True)
+
+
+def totals(spans: Sequence[Any]) -> str:
+    """What a trace used, in one line."""
+    read, wrote = (sum(getattr(span, name) or 0 for span in spans) for name in ("input_tokens", "output_tokens"))
+    errors = sum(span.status == "ERROR" for span in spans)
+    costs = [span.cost_usd for span in spans if span.cost_usd is not None]
+    facts = (
+        f"{len(spans)} spans",
+        f"{errors} errors" if errors > 1 else "1 error" if errors else "",
+        f"{read} tokens in, {wrote} out" if read or wrote else "",
+        cost(sum(costs)) if costs else "",
+    )
+    return ", ".join(fact for fact in facts if fact)
+
+
+def facts_of(span: Any, tools: dict[str | None, str | None]) -> list[tuple[str, str]]:
+    """What is said of a span behind its name, each with its style."""
+    attributes = span.attributes
+    refused = span.status == "ERROR" and attributes.get(semconv.CALL_EXECUTED) == "false"
+    undoes = attributes.get(semconv.CALL_COMPENSATES)
+    outcome = attributes.get(semconv.IDEMPOTENCY_OUTCOME)
+    tokens = f"{span.input_tokens} > {span.output_tokens} tokens" if span.input_tokens is not None else None
+    notes = [
+        (span.state, "red" if span.state in _BAD else "green"),
+        (f"undoes {tools.get(undoes) or undoes}" if undoes else None, "yellow"),
+        (None if outcome == semconv.OUTCOME_EXECUTED else outcome, "cyan"),
+        (_attempts(attributes.get(semconv.CALL_ATTEMPTS)), "magenta"),
+        (tokens, "dim"),
+        (None if span.cost_usd is None else cost(span.cost_usd), "dim"),
+        (f"refused: {span.error_type}" if refused else plain_error(span.error_type), "red"),
+        (_ruled(attributes), "red"),
+        (_waited(attributes), "cyan"),
+        (span.status_message, "red"),
+    ]
+    return [(visible(note), style) for note, style in notes if note]
+
+
+def details(span: Any) -> Iterator[tuple[str, str]]:
+    """Lines below a span: what the model thought, what went in and out, and where it broke."""
+    if thought := reasoning(span.attributes.get(semconv.GEN_AI_OUTPUT_MESSAGES)):
+        yield f"thinks: {short(thought, _REASONING)}", "italic cyan"
+    if span.input is not None:
+        yield f"in:  {short(span.input, _CONTENT)}", "dim"
+    if span.output is not None:
+        yield f"out: {short(span.output, _CONTENT)}", "dim"
+    for line in (span.stack or "").strip().splitlines()[-_STACK:]:
+        yield line.rstrip(), "red dim"
+
+
+def reasoning(messages: str | None) -> str:
+    """What the model thought before it answered, of the messages of OpenTelemetry's GenAI conventions."""
+    try:
+        found = json.loads(messages or "[]")
+    except ValueError:
+        return ""
+    parts = [
+        part
+        for message in (found if isinstance(found, list) else [])
+        if isinstance(message, dict) and isinstance(message.get("parts"), list)
+        for part in message["parts"]
+        if isinstance(part, dict) and part.get("type") == "reasoning"
+    ]
+    return "\n".join(str(part["content"]) for part in parts if part.get("content"))
+
+
+def cost(usd: float) -> str:
+    """US dollars, with as many digits as there is something to see."""
+    return f"${usd:.2f}" if usd >= 1 or not usd else f"${usd:.4f}" if usd >= 0.0001 else f"${usd:.2g}"
+
+
+def milliseconds(duration_ms: float | None) -> str:
+    """A duration as people read it."""
+    if duration_ms is None:
+        return ""
+    return f"{duration_ms / 1000:.2f} s" if duration_ms >= 1000 else f"{duration_ms:.1f} ms"
+
+
+def _label(span: Any, tools: dict[str | None, str | None]) -> Any:
+    from rich.text import Text
+
+    undoes = span.attributes.get(semconv.CALL_COMPENSATES)
+    label = Text(visible(span.name), style="yellow" if undoes else "red" if span.status == "ERROR" else "")
+    label.append(f"  {milliseconds(span.duration_ms)}", style="dim")
+    for note, style in facts_of(span, tools):
+        label.append(f"  {note}", style=style)
+    return label
+
+
+def _attempts(number: str | None) -> str | None:
+    return f"{number} attempts" if number not in (None, "0", "1") else None
+
+
+def _ruled(attributes: Any) -> str | None:
+    rule, scope = attributes.get(semconv.POLICY_RULE), attributes.get(semconv.BUDGET_SCOPE)
+    return f"rule {rule}" if rule else f"budget of {scope}" if scope else None
+
+
+def _waited(attributes: Any) -> str | None:
+    """How an approval was decided, and after how long."""
+    if attributes.get(semconv.APPROVAL_WAIT_MS) is None:
+        return None
+    channel = attributes.get(semconv.APPROVAL_CHANNEL)
+    after = milliseconds(float(attributes[semconv.APPROVAL_WAIT_MS]))
+    return f"{f'by {channel} ' if channel else ''}after {after}"

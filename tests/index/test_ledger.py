@@ -1,0 +1,124 @@
+"""The ledger's records in the same SQL as the spans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sagaspan import Guard
+from sagaspan._mirror import LedgerMirror
+from sagaspan.index import TraceIndex
+from sagaspan.ledger.records import CallState
+
+CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> TraceIndex:
+    index = TraceIndex(tmp_path / "traces")
+    index.sync()
+    return index
+
+
+def shop(path: Path) -> Guard:
+    guard = Guard(f"sqlite:///{path}", budget="5 USD")
+
+    @guard.tool(compensate=lambda result: None, cost="0.5 USD")
+    def book(order: str) -> str:
+        if order == "bad":
+            raise ValueError("the secret of the order")
+        return f"booked {order}"
+
+    guard.book = book  # type: ignore[attr-defined]
+    return guard
+
+
+def ask(index: TraceIndex, guard: Guard, sql: str, *, batch: int = 20_000) -> list[tuple[Any, ...]]:
+    index.sync_ledger(LedgerMirror(guard._store, batch=batch))
+    return index.query(sql).rows
+
+
+def test_runs_calls_and_audit_are_copied_and_follow(index: TraceIndex, tmp_path: Path) -> None:
+    """What is new or has changed is there at the next sync, each record once, however small the batches."""
+    with shop(tmp_path / "l.db") as guard:
+        with guard.run("trip", id="r1", user="42"):
+            guard.book("a")  # type: ignore[attr-defined]
+            states = ask(index, guard, 'select run_id, state, "user" from ledger.runs', batch=1)
+            assert states == [("r1", "running", "42")]
+        assert ask(index, guard, "select state, ended is not null from ledger.runs", batch=2) == [("completed", True)]
+        calls = "select tool, state, phase, attempts, cost_usd, error_type from ledger.calls order by claim_order"
+        assert ask(index, guard, calls) == [("book", "done", "forward", 1, 0.5, None)]
+        with pytest.raises(ValueError, match="secret"), guard.run("trip", id="r2"):
+            guard.book("b")  # type: ignore[attr-defined]
+            guard.book("bad")  # type: ignore[attr-defined]
+        assert [row[1] for row in ask(index, guard, calls)] == ["done", "compensated", "failed", "done"]
+        events = ask(index, guard, "select seq, event from ledger.audit order by seq")
+        assert [seq for seq, _ in events] == list(range(1, len(events) + 1))
+        assert ask(index, guard, "select scope, spent, cap from ledger.budgets order by all")[0][0] == "run:r1"
+
+
+def test_content_is_not_copied_unless_it_is_wanted(
+    index: TraceIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments, results and error texts only under the opt-in; with it, from the beginning."""
+    monkeypatch.delenv(CAPTURE, raising=False)
+    with shop(tmp_path / "l.db") as guard:
+        with pytest.raises(ValueError, match="secret"), guard.run("trip", id="r1", input="canary"):
+            guard.book("a")  # type: ignore[attr-defined]
+            guard.book("bad")  # type: ignore[attr-defined]
+        content = (
+            "select count(arguments) + count(result) + count(error) from ledger.calls union all "
+            "select count(input) + count(output) + count(error) from ledger.runs union all "
+            "select count(detail) from ledger.audit"
+        )
+        assert ask(index, guard, content) == [(0,), (0,), (0,)]
+        monkeypatch.setenv(CAPTURE, "SPAN_ONLY")
+        words = "select arguments, result, error from ledger.calls where phase = 'forward' order by all"
+        found = ask(index, guard, words)
+        assert "booked a" in str(found)
+        assert "secret of the order" in str(found)
+        monkeypatch.delenv(CAPTURE)
+        assert ask(index, guard, content) == [(0,), (0,), (0,)]
+
+
+def test_what_was_pruned_is_gone(index: TraceIndex, tmp_path: Path) -> None:
+    """Forgotten in the ledger, forgotten in its copy; what is left of it stays."""
+    with shop(tmp_path / "l.db") as guard:
+        for run in ("old", "new"):
+            with guard.run("trip", id=run):
+                guard.book(run)  # type: ignore[attr-defined]
+        assert len(ask(index, guard, "select * from ledger.calls")) == 2
+        guard.prune(older_than=0.000001, forget_keys=True)
+        assert ask(index, guard, "select * from ledger.runs") == []
+        assert ask(index, guard, "select * from ledger.calls") == []
+        assert set(ask(index, guard, "select to_state from ledger.audit")) == {("forgotten",)}
+
+
+def test_another_ledger_takes_its_place(index: TraceIndex, tmp_path: Path) -> None:
+    """Rows of two ledgers are never mixed: of another file, nor of one made anew under the same name."""
+    for name in ("a.db", "b.db"):
+        with shop(tmp_path / name) as guard, guard.run("trip", id=name):
+            guard.book(name)  # type: ignore[attr-defined]
+        assert ask(index, guard, "select run_id from ledger.runs") == [(name,)]
+    for path in tmp_path.glob("b.db*"):
+        path.unlink()
+    with shop(tmp_path / "b.db") as guard:
+        for run in ("x", "y"):
+            with guard.run("trip", id=run):
+                guard.book(run)  # type: ignore[attr-defined]
+        assert ask(index, guard, "select run_id from ledger.runs order by 1") == [("x",), ("y",)]
+
+
+def test_a_call_that_waits_is_seen(index: TraceIndex, tmp_path: Path) -> None:
+    """With its request, and who decided it."""
+    with Guard(f"sqlite:///{tmp_path}/l.db", approver=lambda request: True) as guard:
+        act = guard.tool("act", effect="write", approve=True)(lambda amount: amount)
+        with guard.run("trip", id="r1"):
+            act(amount=3)
+        (found,) = ask(index, guard, "select tool, state, decided_by, run_id from ledger.approvals")
+        assert found[:2] == ("act", "consumed")
+        assert found[2]
+        states = ask(index, guard, "select distinct from_state from ledger.audit where call_id is not null")
+        assert {state for (state,) in states} <= {None, *CallState}
