@@ -137,7 +137,7 @@ class _BodyCall:
                 else:
                     value = self._box.guard.call_tool(guarded.tool, arguments, self._invoke, **self._origin())
                 return self._answered(self._delivered(guarded, value))
-            except Exception as error:  # noqa: BLE001 - told to the model, or raised again
+            except BaseException as error:  # noqa: BLE001 - told to the model, or raised again
                 return self._answered(self._told(error))
 
     async def amake(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -152,7 +152,9 @@ class _BodyCall:
                 else:
                     value = await self._box.guard.acall_tool(guarded.tool, arguments, self._ainvoke, **self._origin())
                 return self._answered(self._delivered(guarded, value))
-            except Exception as error:  # noqa: BLE001 - told to the model, or raised again
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - told to the model, or raised again
                 return self._answered(self._told(error))
 
     # -- around the ledger ---------------------------------------------------------------------------------------
@@ -213,10 +215,12 @@ class _BodyCall:
             self._decision.answer, self._decision.answered = answer, True
         return answer
 
-    def _told(self, error: Exception) -> ToolFailure:
+    def _told(self, error: BaseException) -> ToolFailure:
         """What the model is told of ``error``; raises it where no model asked, and ends the run if it must."""
         if not self._is_agents:
             raise error
+        if not isinstance(error, Exception):  # an asynchronous task of CrewAI's would never end
+            return self._stopped_by(error)
         try:
             return self._as_data(error)
         except Exception as problem:  # noqa: BLE001 - CrewAI would make a text of it and go on
@@ -236,7 +240,7 @@ class _BodyCall:
         reason = error.failure.reason if isinstance(error, McpError) else ToolFailureReason.EXCEPTION
         return ToolFailure(message=json.dumps(told_of_tool(error, policy.effect)), reason=reason)
 
-    def _stopped_by(self, error: Exception) -> ToolFailure:
+    def _stopped_by(self, error: BaseException) -> ToolFailure:
         if self._session is None:
             raise error
         self._session.stop(error)

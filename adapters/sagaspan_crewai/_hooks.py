@@ -18,7 +18,7 @@ def before_tool(hook: Any) -> bool | None:
     session = session_in_force.get()
     if session is None:
         return None
-    if session.stopped is not None:
+    if session.is_stopping:
         return False
     try:
         structured = hook.tool

@@ -18,6 +18,7 @@ from sagaspan import Guard, Run
 from sagaspan.adapters import LlmCall
 from sagaspan_crewai import _compat
 from sagaspan_crewai._compat import Stopping
+from sagaspan_crewai._interrupts import ctrl_c
 
 
 @dataclass(slots=True)
@@ -56,6 +57,16 @@ class Session:
     models: dict[str, LlmCall] = field(default_factory=dict)
     steps: dict[tuple[str, str], Step] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _handled: BaseException | None = field(default_factory=ctrl_c)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing more is to be done in this kickoff: something ended it, one around it, or the program."""
+        if self.stopped is None and ctrl_c() not in (None, self._handled):
+            self.stop(KeyboardInterrupt())
+        if self.stopped is None and self.outer is not None and self.outer.is_stopping:
+            self.stopped = self.outer.stopped
+        return self.stopped is not None
 
     def stop(self, error: BaseException) -> None:
         """End the kickoff, and the ones around it, with ``error``, whoever swallows it on the way."""
@@ -66,7 +77,7 @@ class Session:
 
     def check(self) -> None:
         """Raise, through CrewAI, what ended this kickoff."""
-        if self.stopped is not None:
+        if self.is_stopping and self.stopped is not None:
             raise Stopping(self.stopped)
 
     def or_stop(self, work: Callable[[], Any]) -> None:

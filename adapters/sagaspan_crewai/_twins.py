@@ -17,6 +17,7 @@ from typing import Any, Final
 from sagaspan import Budget, ConfigurationError, Guard, Run
 from sagaspan.adapters import PolicyBook
 from sagaspan_crewai import _compat
+from sagaspan_crewai import _interrupts as interrupts
 from sagaspan_crewai import _models as models
 from sagaspan_crewai import _steps as steps
 from sagaspan_crewai._bodies import install
@@ -150,6 +151,7 @@ def _members(base: Any) -> dict[str, Any]:
         batches |= {name: _abatch(getattr(base, name)) for name in ("kickoff_for_each_async", "akickoff_for_each")}
         return {
             "kickoff": _sync(base.kickoff),
+            "kickoff_async": _in_a_thread(base.kickoff_async),
             "akickoff": _async(base.akickoff),
             "replay": _sync(base.replay),
             "copy": _copied(base.copy),
@@ -171,11 +173,33 @@ def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _passes(self) or (isinstance(self, _compat.Agent) and _loop_is_running()):
             return method(self, *args, **kwargs)
-        run, is_own = _run_for(self)
-        if is_own:
-            with run:
-                return _within(self, run, functools.partial(method, self, *args, **kwargs))
-        return _within(self, run, functools.partial(method, self, *args, **kwargs))
+        work = functools.partial(method, self, *args, **kwargs)
+        with interrupts.sent(None) as errand:
+            try:
+                run, is_own = _run_for(self)
+                with run if is_own else contextlib.nullcontext():
+                    return _within(self, run, work, errand)
+            finally:
+                if errand is not None:
+                    errand.end()
+
+    return guarded
+
+
+def _in_a_thread(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that does its work in a thread, by the guarded method, and is cancelled with it."""
+
+    @functools.wraps(method)
+    async def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _passes(self):
+            return await method(self, *args, **kwargs)
+        errand = interrupts.Errand()
+        with interrupts.sent(errand):
+            try:
+                return await method(self, *args, **kwargs)
+            except asyncio.CancelledError as error:
+                await errand.cancel(error)
+                raise
 
     return guarded
 
@@ -200,8 +224,10 @@ def _passes(self: Any) -> bool:
     return (session is not None and session.target is self) or bool(getattr(self, "stream", False))
 
 
-def _within(self: Any, run: Run, work: Callable[[], Any]) -> Any:
+def _within(self: Any, run: Run, work: Callable[[], Any], errand: interrupts.Errand | None) -> Any:
     session = _session(self, run)
+    if errand is not None:
+        errand.begin(session)
     with _kickoff(session):
         return work()
 
@@ -225,6 +251,9 @@ def _kickoff(session: Session) -> Iterator[None]:
         if shown is error:
             raise
         raise shown from None
+    except BaseException as error:
+        session.stop(error)  # what goes on in threads of CrewAI's ends, too
+        raise
     finally:
         models.close(session)
     if session.stopped is not None:

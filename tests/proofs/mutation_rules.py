@@ -76,6 +76,7 @@ _CREWAI = "adapters/sagaspan_crewai/"
 _CREW_TOOLS = "tests/adapters/crewai/test_tools.py::"
 _CREW_CLASSES = "tests/adapters/crewai/test_classes.py::"
 _CREW_STOPS = "tests/adapters/crewai/test_stops.py::"
+_CREW_ENDS = "tests/adapters/crewai/test_ends.py::"
 _CREW_FEATURES = "tests/adapters/crewai/test_features.py::"
 _CREW_MODELS = "tests/adapters/crewai/test_models.py::"
 _AMOUNTS = "src/sagaspan/amounts.py"
@@ -3664,6 +3665,30 @@ RULES: Final[tuple[Rule, ...]] = (
         old='    if "run" in places_of(tool) and not hasattr(vars(tool).get("run"), MARK):',
         new="    if False:",
         tests=(_CREW_CLASSES + "test_one_that_is_seen_too_late_does_not_run",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Ctrl-C ends what CrewAI does in threads that it waits for.",
+        file=_CREWAI + "_session.py",
+        old="            self.stop(KeyboardInterrupt())\n",
+        new="            pass\n",
+        tests=(_CREW_ENDS + "test_ctrl_c_ends_it_when_the_call_in_flight_is_done[limit-of-time]",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A kickoff that CrewAI does in a thread is cancelled with its caller.",
+        file=_CREWAI + "_twins.py",
+        old="                await errand.cancel(error)\n",
+        new="",
+        tests=(_CREW_ENDS + "test_a_kickoff_in_a_thread_ends_when_it_is_cancelled",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A tool that exits ends the kickoff, and hangs no asynchronous task.",
+        file=_CREWAI + "_bodies.py",
+        old="        if not isinstance(error, Exception):  # an asynchronous task of CrewAI's would never end\n            return self._stopped_by(error)\n",
+        new="        if not isinstance(error, Exception):\n            return ToolFailure(message=_STOPS)\n",
+        tests=(_CREW_ENDS + "test_a_tool_that_exits_ends_it_as_that",),
     ),
     Rule(
         section="design 3",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from crewai.flow.flow import Flow, listen, start
 from crewai.tools import tool
 
 from sagaspan import ApprovalPending, BudgetExceeded, Guard, LoopDetected, Policy
+from tests.adapters.crewai.entries import ENTRIES
 from tests.adapters.crewai.scripts import Ask, Say, Scripted, agent_of, ask, crew_of, model_of
 
 TWO_CALLS = "2 calls"
@@ -39,71 +39,34 @@ UNDONE: dict[str, Any] = {"book": Policy(compensate="cancel")}
 SCRIPT = [ask("book", room="a"), ask("book", room="b"), ask("book", room="c")]
 
 
-def consume(stream: Any) -> Any:
-    for _ in stream:
-        pass
-    return stream.result
-
-
-async def aconsume(stream: Any) -> Any:
-    async for _ in stream:
-        pass
-    return stream.result
-
-
-ENTRIES: dict[str, Callable[[Crew], Any]] = {
-    "kickoff": lambda crew: crew.kickoff(),
-    "kickoff_async": lambda crew: asyncio.run(crew.kickoff_async()),
-    "akickoff": lambda crew: asyncio.run(crew.akickoff()),
-    "kickoff_for_each": lambda crew: crew.kickoff_for_each([{}])[0],
-    "kickoff_for_each_async": lambda crew: asyncio.run(crew.kickoff_for_each_async([{}]))[0],
-    "akickoff_for_each": lambda crew: asyncio.run(crew.akickoff_for_each([{}]))[0],
-}
-
-
-async def _streamed(crew: Crew, name: str) -> Any:
-    return await aconsume(await getattr(crew, name)())
-
-
-STREAMS: dict[str, Callable[[Crew], Any]] = {
-    "kickoff": lambda crew: consume(crew.kickoff()),
-    "kickoff_async": lambda crew: asyncio.run(_streamed(crew, "kickoff_async")),
-    "akickoff": lambda crew: asyncio.run(_streamed(crew, "akickoff")),
-}
-ALL = [pytest.param(call, {}, id=name) for name, call in ENTRIES.items()] + [
-    pytest.param(call, {"stream": True}, id=f"{name}-stream") for name, call in STREAMS.items()
-]
-
-
-@pytest.mark.parametrize(("enter", "options"), ALL)
-def test_a_budget_ends_every_kickoff_and_undoes_it(
-    guard: Guard, world: list[object], native: bool, enter: Callable[[Crew], Any], options: dict[str, Any]
-) -> None:
-    crew = crew_of(SCRIPT, shop(world), native, **options)
-    wrapped = guard.wrap(crew, {"book": Policy(compensate="cancel", cost="1 USD")}, budget="2.5 USD")
+def test_a_budget_ends_the_kickoff_and_undoes_it(guard: Guard, world: list[object], native: bool) -> None:
+    crew = crew_of(SCRIPT, shop(world), native)
     with pytest.raises(BudgetExceeded):
-        enter(wrapped)
+        guard.wrap(crew, {"book": Policy(compensate="cancel", cost="1 USD")}, budget="2.5 USD").kickoff()
     assert world == ["book a", "book b", "cancel b", "cancel a"]
     assert [(str(run.status), run.reason) for run in guard.runs.list()] == [("compensated", "budget")]
     assert len(model_of(crew).seen) <= 3
 
 
-@pytest.mark.parametrize(("enter", "options"), ALL)
-def test_every_kickoff_waits_for_approval_and_goes_on_with_the_same_run(
-    guard: Guard, world: list[object], enter: Callable[[Crew], Any], options: dict[str, Any]
+@pytest.mark.parametrize("name", [name for name in ENTRIES if name != "crew-replay"])
+def test_everything_waits_for_approval_and_goes_on_with_the_same_run(
+    guard: Guard, world: list[object], name: str
 ) -> None:
-    policies = {"book": Policy(compensate="cancel", approve="room == 'b'")}
+    make, enter = ENTRIES[name]
+    tools = shop(world)
+    policies = {"book": Policy(compensate=tools[1].func, approve="room == 'b'")}
 
     def again() -> Any:
-        return enter(guard.wrap(crew_of(SCRIPT[:2], shop(world), **options), policies, run_id="trip"))
+        return enter(guard.wrap(make(SCRIPT[:2], tools), policies, run_id="trip"))
 
     with pytest.raises(ApprovalPending) as pending:
         again()
     assert world == ["book a"]
     assert [str(run.status) for run in guard.runs.list()] == ["paused"]
     guard.approvals.approve(pending.value.approval_id)
-    assert again().raw == "done"
+    again()
     assert world == ["book a", "book b"]
+    assert [str(run.status) for run in guard.runs.list()] == ["completed"]
 
 
 def test_an_approver_in_the_process_is_asked_while_the_crew_waits(
@@ -179,7 +142,7 @@ def test_an_error_of_the_user_undoes_and_passes_through(guard: Guard, world: lis
     assert world == ["book a", "cancel a"]
 
 
-@pytest.mark.parametrize("name", ["kickoff", "akickoff"])
+@pytest.mark.parametrize("name", ["crew-kickoff", "crew-akickoff"])
 def test_asynchronous_tasks_end_too_and_the_call_in_flight_is_waited_for(
     guard: Guard, world: list[object], name: str
 ) -> None:
@@ -209,7 +172,7 @@ def test_asynchronous_tasks_end_too_and_the_call_in_flight_is_waited_for(
     policies = {"book": Policy(compensate="cancel", cost=price), "slow": Policy(compensate="cancel")}
     wrapped = guard.wrap(Crew(agents=[patient, hasty], tasks=jobs), policies, budget="1 USD")
     with pytest.raises(BudgetExceeded):
-        ENTRIES[name](wrapped)
+        ENTRIES[name][1](wrapped)
     assert world == ["book s", "cancel s"]
 
 

@@ -1,0 +1,157 @@
+"""A budget, a loop, an abort or Ctrl-C ends the work out of every entry point, and what was done is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from crewai.tools import tool
+
+from sagaspan import BudgetExceeded, Guard, LoopDetected, Policy, RunClosed
+from sagaspan_crewai._interrupts import ctrl_c
+from sagaspan_crewai._session import session_in_force
+from tests.adapters.crewai.entries import ENTRIES, asynchronous, prepared
+from tests.adapters.crewai.scripts import ask, crew_of
+from tests.adapters.crewai.test_stops import shop
+
+BOOK = Policy(compensate="cancel", cost="1 USD")
+
+
+def wrapped(guard: Guard, name: str, script: list[Any], tools: list[Any], **options: Any) -> Any:
+    """The target of the entry ``name``, which knows ``tools`` also where the guard cannot see them."""
+    target = ENTRIES[name][0](script, tools)
+    prepared(name, target)
+    cancel = next(each for each in tools if each.name == "cancel")
+    policies = {"book": BOOK.replace(compensate=cancel.func) if name.startswith("flow") else BOOK}
+    return guard.wrap(target, {**policies, "look*": Policy(loop=2)}, **options)
+
+
+def end_of(guard: Guard) -> tuple[str, str | None]:
+    (run,) = guard.runs.list()
+    return str(run.status), run.reason
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_budget_ends_it(guard: Guard, world: list[object], name: str) -> None:
+    script = [ask("book", room=room) for room in "abcd"]
+    target = wrapped(guard, name, script, list(shop(world)), budget="2.5 USD")
+    with pytest.raises(BudgetExceeded):
+        ENTRIES[name][1](target)
+    assert world == ["book a", "book b", "cancel b", "cancel a"]
+    assert end_of(guard) == ("compensated", "budget")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_going_in_circles_ends_it(guard: Guard, world: list[object], name: str) -> None:
+    @tool("look")
+    def look(at: str) -> str:
+        """Look."""
+        world.append(f"look {at}")
+        return "nothing new"
+
+    script = [ask("book", room="a"), *[ask("look", at="x")] * 6]
+    with pytest.raises(LoopDetected):
+        ENTRIES[name][1](wrapped(guard, name, script, [look, *shop(world)]))
+    assert world == ["book a", "look x", "look x", "cancel a"]
+    assert end_of(guard) == ("compensated", "loop")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_abort_ends_it(guard: Guard, world: list[object], name: str) -> None:
+    @tool("panic")
+    def panic(why: str) -> str:
+        """Stop."""
+        run = guard.current_run()
+        assert run is not None
+        run.abort(why)
+        return "stopping"
+
+    script = [ask("book", room="a"), ask("panic", why="fire"), ask("book", room="b")]
+    with pytest.raises(RunClosed, match="aborted"):
+        ENTRIES[name][1](wrapped(guard, name, script, [panic, *shop(world)]))
+    assert world == ["book a", "cancel a"]
+    assert end_of(guard) == ("compensated", "aborted")
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------
+
+
+def interrupted_shop(world: list[object]) -> list[Any]:
+    """A shop in which somebody presses Ctrl-C while a room is booked."""
+    book, cancel = shop(world)
+
+    @tool("book")
+    def slow(room: str) -> str:
+        """Book."""
+        if room == "b":
+            session = session_in_force.get()
+            os.kill(os.getpid(), signal.SIGINT)
+            until(lambda: ctrl_c() is not None or (session is not None and session.stopped is not None))
+        return str(book.func(room))
+
+    return [slow, cancel]
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for it; a test that waits in vain fails later."""
+    end = time.monotonic() + 20
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_ctrl_c_ends_it_when_the_call_in_flight_is_done(guard: Guard, world: list[object], name: str) -> None:
+    script = [ask("book", room=room) for room in "abcd"]
+    target = wrapped(guard, name, script, interrupted_shop(world), on_interrupt="compensate")
+    with pytest.raises(KeyboardInterrupt):
+        ENTRIES[name][1](target)
+    until(lambda: end_of(guard)[0] != "running")
+    assert world == ["book a", "book b", "cancel b", "cancel a"]
+    assert end_of(guard) == ("compensated", "interrupted")
+
+
+def test_a_kickoff_in_a_thread_ends_when_it_is_cancelled(guard: Guard, world: list[object]) -> None:
+    book, cancel = shop(world)
+    begun = threading.Event()
+
+    @tool("book")
+    def slow(room: str) -> str:
+        """Book."""
+        session = session_in_force.get()
+        assert session is not None
+        begun.set()
+        until(lambda: session.stopped is not None)
+        return str(book.func(room))
+
+    async def cancelled() -> None:
+        crew = guard.wrap(crew_of([ask("book", room=room) for room in "ab"], [slow, cancel]), {"book": BOOK})
+        task = asyncio.create_task(crew.kickoff_async())
+        await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert world == ["book a", "cancel a"]
+        assert end_of(guard) == ("compensated", "interrupted")
+
+    asyncio.run(cancelled())
+
+
+@pytest.mark.parametrize("make", [crew_of, asynchronous])
+def test_a_tool_that_exits_ends_it_as_that(guard: Guard, world: list[object], make: Any) -> None:
+    @tool("leave")
+    def leave(code: int) -> None:
+        """Leave."""
+        sys.exit(code)
+
+    script = [ask("book", room="a"), ask("leave", code=3), ask("book", room="b")]
+    target = guard.wrap(make(script, [leave, *shop(world)]), {"book": BOOK})
+    with pytest.raises(SystemExit, match="3"):
+        target.kickoff()
+    assert world == ["book a", "cancel a"]
