@@ -32,6 +32,7 @@ from sagaspan import (
     Inbox,
     KeyConflict,
     Policy,
+    PolicyDenied,
     ResolutionError,
 )
 from sagaspan import _owner as owner
@@ -646,19 +647,69 @@ def test_an_approver_can_edit(guard: Guard, caller: Caller) -> None:
 
 
 def test_an_edit_is_judged_by_the_policy_of_the_edited_call(guard: Guard, caller: Caller) -> None:
-    """What nobody need be asked about runs at once; where two must agree the editor is one of them."""
+    """Where two must agree the editor is one of them, whatever is asked about the call that it has become."""
     shop = Shop(guard, caller, approval=Approval(approvers=2))
     first = shop.pending(500)
-    small = guard.approvals.edit(first, {"amount": 50, "to": "bob"}, by="alice")
+    small = guard.approvals.edit(first, {"amount": 50, "to": "eve"}, by="alice")
     assert small.state == "pending"
+    assert shop.pending(500) == small.id  # one person alone makes no call of two into one for nobody
+    guard.approvals.approve(small.id, by="carol")
     assert shop.order(500) == "paid 50"
-    assert guard.approvals.get(small.id).state == "superseded"
+    assert guard.approvals.get(small.id).state == "consumed"
     second = guard.approvals.edit(shop.pending(600, run="b"), {"amount": 599, "to": "bob"}, by="alice")
     with pytest.raises(ResolutionError, match="already"):
         guard.approvals.approve(second.id, by="alice")
     assert shop.pending(600, run="b") == second.id
     guard.approvals.approve(second.id, by="carol")
     assert shop.order(600, run="b") == "paid 599"
+
+
+def test_an_edit_in_the_call_waits_for_the_others_as_what_it_is_now(guard: Guard, caller: Caller) -> None:
+    """The approver that edits is asked about the edited call again, and cannot agree to it twice."""
+    shop = Shop(guard, caller, approval=Approval(approvers=2))
+    asked: list[float] = []
+
+    def lowers(request: ApprovalRequest) -> Any:
+        asked.append(request.args["amount"])
+        return Edit({"amount": 50, "to": "eve"}, by="alice") if request.args["amount"] > 100 else Approve(by="alice")
+
+    with guard.override(approver=lowers):
+        request = shop.pending(500)
+    assert (asked, shop.paid) == ([500, 50], [])
+    assert guard.approvals.get(request).args["amount"] == 50
+    guard.approvals.approve(request, by="carol")
+    assert shop.order(500) == "paid 50"
+
+
+def test_an_edit_under_a_stricter_rule_is_asked_about_anew(caller: Caller, store_url: str, tmp_path: Path) -> None:
+    """By who must agree to that; under a weaker one who had to agree before still must. Both are found again."""
+    rules = tmp_path / "p.toml"
+    rules.write_text(
+        "".join(f"[[rules]]\nwhen = 'amount > {over}'\naction = 'approve'\napproval = {{approvers = {most}}}\n"
+                for over, most in ((1000, 1), (400, 3), (100, 1)))
+    )  # fmt: skip
+    shop = Shop(Guard(store_url, approver="inbox", policies=rules), caller)
+    desk = shop.guard.approvals
+    edited = desk.edit(shop.pending(5000), {"amount": 500, "to": "bob"}, by="alice")
+    assert edited.state == "approved"  # one was enough for what was asked
+    anew = desk.get(shop.pending(5000))
+    assert (anew.approvers, anew.args["amount"], anew.edits) == (3, 500, edited.id)
+    assert shop.pending(5000) == anew.id
+    weaker = desk.edit(anew.id, {"amount": 200, "to": "bob"}, by="alice")
+    assert (desk.get(shop.pending(5000)).id, weaker.approvers) == (weaker.id, 3)
+    for by in ("bob", "carol"):
+        desk.approve(weaker.id, by=by)
+    assert shop.order(5000) == "paid 200"
+
+
+def test_an_edit_that_a_rule_denies_is_denied(caller: Caller, store_url: str, tmp_path: Path) -> None:
+    """And does not wait for a second approver before somebody sees that."""
+    (tmp_path / "p.toml").write_text("[[rules]]\nwhen = 'amount < 10'\naction = 'deny'\n")
+    shop = Shop(Guard(store_url, policies=tmp_path / "p.toml"), caller, approval=Approval(approvers=2))
+    lowers = shop.guard.override(approver=lambda request: Edit({"amount": 5, "to": "bob"}, by="alice"))
+    with lowers, pytest.raises(PolicyDenied):
+        shop.order(500)
+    assert shop.paid == []
 
 
 def test_an_editor_is_one_who_could_approve(guard: Guard, caller: Caller) -> None:
@@ -753,6 +804,18 @@ def test_four_eyes(guard: Guard, caller: Caller) -> None:
     shop = Shop(guard, caller, approval=Approval(four_eyes=True))
     with pytest.raises(ResolutionError, match="asked for"):
         guard.approvals.approve(shop.pending(500), by="ulla")
+
+
+@pytest.mark.parametrize("spelt", ["ULLA", " ulla ", "Ulla", "\uff35lla"])
+def test_a_name_is_the_same_however_it_is_spelt(guard: Guard, caller: Caller, spelt: str) -> None:
+    """To who is excluded, and to who has agreed already: services write one name in several ways."""
+    shop = Shop(guard, caller, approval=Approval(approvers=2))
+    request = shop.pending(500)
+    with pytest.raises(ResolutionError, match="asked for"):
+        guard.approvals.approve(request, by=spelt)
+    guard.approvals.approve(request, by="Ada@X.com")
+    with pytest.raises(ResolutionError, match="already"):
+        guard.approvals.approve(request, by=" ada@x.COM")
 
 
 def test_who_runs_the_call_has_not_approved_it(guard: Guard, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

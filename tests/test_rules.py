@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import (
+    Approval,
     Approve,
     ConfigurationError,
     Edit,
@@ -24,6 +25,7 @@ from sagaspan import (
     ToolTimeout,
 )
 from sagaspan.exceptions import ApprovalDenied, ApprovalPending, BudgetExceeded
+from sagaspan.expressions import Expression
 from sagaspan.testing import frozen_clock
 from tests.conftest import Caller
 
@@ -165,7 +167,7 @@ def test_an_allowing_rule_that_cannot_be_judged_does_not_stand_before_a_denying_
     ("when", "holds"),
     [("user == 'ada'", True), ("tenant == 't1' && agent == 'a1'", True), ("tags.env == 'prod'", True),
      ("run.name == 'order' && tool == 'pay'", True), ("args.user == 'mallory'", True), ("user == 'mallory'", False),
-     ("has(args.card)", False), ("calls == 0 && spent == 0.0", True)],
+     ("has(args.user)", True), ("calls == 0 && spent == 0.0", True)],
 )  # fmt: skip
 def test_what_a_condition_can_read(shop: Callable[..., Shop], when: str, holds: bool) -> None:
     """``user`` is the run's, never what the caller says under that name, which is ``args.user``."""
@@ -185,6 +187,22 @@ def _as(shop: Shop, user: str, run: dict[str, Any]) -> None:
             await shop.caller.call(shop.pay, 1, "mallory")
 
     shop.caller.play(job)
+
+
+def test_what_is_said_of_a_run_holds_in_those_nested_in_it(shop: Callable[..., Shop]) -> None:
+    """Its tags, its user: a rule about them is not lost in a run within; what that says itself comes first."""
+    facts = shop(rule("deny", "tags.env == 'prod' && tags.team == 'blue' && user == 'ada'"))
+
+    async def job(**inner: Any) -> None:
+        async with (
+            facts.caller.run(facts.guard, tags={"env": "prod", "team": "red"}, user="ada"),
+            facts.caller.run(facts.guard, **inner),
+        ):
+            await facts.caller.call(facts.pay, 1)
+
+    facts.caller.play(lambda: job(tags={"team": "green"}))
+    with pytest.raises(PolicyDenied):
+        facts.caller.play(lambda: job(tags={"team": "blue"}))
 
 
 def test_what_a_run_has_spent_so_far(caller: Caller, store_url: str, tmp_path: Path) -> None:
@@ -227,7 +245,9 @@ def test_what_was_judged_is_what_runs(store_url: str, tmp_path: Path) -> None:
 
 
 def test_an_edit_is_judged_as_what_it_is(shop: Callable[..., Shop]) -> None:
-    """The edited call goes by the rules for its own arguments: where none asks, it runs; one that denies, denies."""
+    """The edited call goes by the rules for its own arguments: one that denies, denies at once. Where none asks, those
+    who had to agree to what it was before still must.
+    """
     two = "{approvers = 2}"
     rules = rule("approve", "amount > 100 && amount < 1000", approval=two) + rule("deny", "amount >= 1000")
     asked: list[Any] = []
@@ -235,21 +255,20 @@ def test_an_edit_is_judged_as_what_it_is(shop: Callable[..., Shop]) -> None:
     def edits_to(amount: int) -> Callable[[Any], Any]:
         def decide(request: Any) -> Any:
             asked.append(request.args["amount"])
-            return Edit({**request.args, "amount": amount}, by="alice")
+            edit = Edit({**request.args, "amount": amount}, by="alice")
+            return Approve(by="alice") if request.edits else edit  # which is no second vote
 
         return decide
 
     edited = shop(rules)
     with edited.guard.override(approver=edits_to(50)):
-        with pytest.raises(ApprovalPending):
-            edited.order(500, id="o1")  # the edit is one agreement of two, as far as anybody knows yet
+        with pytest.raises(ApprovalPending) as waits:
+            edited.order(500, id="o1")  # the edit is one agreement of two
+        edited.guard.approvals.approve(waits.value.approval_id, by="carol")
         edited.order(500, id="o1")
-    with edited.guard.override(approver=edits_to(5000)):
-        with pytest.raises(ApprovalPending):
-            edited.order(500, id="o2")
-        with pytest.raises(PolicyDenied):
-            edited.order(500, id="o2")
-    assert (edited.paid, asked) == ([50], [500, 500])
+    with edited.guard.override(approver=edits_to(5000)), pytest.raises(PolicyDenied):
+        edited.order(500, id="o2")
+    assert (edited.paid, asked) == ([50], [500, 50, 500])
 
 
 def test_what_is_on_record_is_answered_whatever_the_rules_say_now(shop: Callable[..., Shop]) -> None:
@@ -308,6 +327,7 @@ def test_the_span_says_which_rule(
         (rule("allow", limits="{timeout = -1}"), "rule 1: Policy field 'timeout'"),
         (rule(timezone="'Mars'"), "'Mars' is none of this machine"),
         (rule(tools="[]"), "Rule field 'tools'"),
+        (rule(when="run.nmae == 'x'"), "names 'run.nmae'; a run has run.id, run.name, run.conversation"),
     ],
 )
 def test_a_rule_that_is_written_wrong_is_refused_at_the_start(tmp_path: Path, rules: str, sentence: str) -> None:
@@ -323,6 +343,12 @@ def test_a_rule_that_is_written_wrong_is_refused_at_the_start(tmp_path: Path, ru
         (rule(when="amont > 1"), "names 'amont', which the tool 'pay' does not take; did you mean amount"),
         (rule(when="args.amont > 1"), "names 'amont'"),
         (rule(when="price > 1", tools="'p*'"), r"has\(args.price\) && args.price"),
+        (rule(when="has(args.amont) && args.amont > 1"), "names 'amont', .*; did you mean amount"),
+        (rule(when="'amont' in args"), "names 'amont'"),
+        (
+            rule("approve", approval="{roles = ['cfo']}"),
+            "rule 1, for the tool 'pay': .* the roles cfo, .* finance, and n",
+        ),
     ],
 )
 def test_a_condition_is_checked_against_the_tools_it_is_about(tmp_path: Path, rules: str, sentence: str) -> None:
@@ -331,7 +357,37 @@ def test_a_condition_is_checked_against_the_tools_it_is_about(tmp_path: Path, ru
     guard = Guard("sqlite:///x.db", policies="p.toml")
     guard.tool("other")(lambda: None)
     with pytest.raises(ConfigurationError, match=sentence):
-        guard.tool("pay")(lambda amount: None)
+        guard.tool("pay", approve=True, approval=Approval(roles=["finance"]))(lambda amount: None)
+
+
+def test_an_argument_that_no_tool_of_a_rule_has_is_named(tmp_path: Path) -> None:
+    """A rule of several tools may look for what one of them has, and for nothing that none has: it would never hold."""
+    wide = "has(args.amont) && args.amont > 1 || has(args.card) && 'args.none' in ['x']"
+    (tmp_path / "p.toml").write_text(rule(when=wide, tools="'*'") + rule(when="has(args.k.amount)", tools="'any'"))
+    guard = Guard("sqlite:///x.db", policies="p.toml")
+    tools = [guard.tool("pay")(lambda amount: None), guard.tool("card")(lambda card: None)]
+    any_ = guard.tool("any")(lambda **k: None)
+    (sentence,) = guard.unused_policies()
+    assert "rule 1 looks for the argument 'amont'" in sentence
+    assert "did you mean amount?" in sentence
+    del tools, any_
+
+
+@pytest.mark.parametrize(
+    ("when", "held"),
+    [
+        ("xs.all(amount, amount > 0) && amount > 100", True),
+        ("xs.exists(user, user == 1) && args.user == 'nobody'", True),
+        ("xs.map(x, x + amount).exists(x, x == 151)", True),
+        ("xs.all(amount, amount > 500)", False),
+        ("xs.filter(amount, xs.exists(amount, amount == 1)).size() == 2 && amount == 150", True),
+        (r"'x.all(amount, )' != user && xs.all(amount, '\'(' != string(amount)) && amount > 1", True),
+    ],
+)
+def test_a_variable_of_a_macro_may_have_the_name_of_an_argument(when: str, held: bool) -> None:
+    """Within the macro it is the variable, beside it the argument."""
+    found = Expression(when, where="here")
+    assert found.evaluate({"xs": [1, 2], "amount": 150, "user": "ada", "args": {"user": "nobody"}}) is held
 
 
 def test_a_rule_for_no_tool_is_named(tmp_path: Path) -> None:

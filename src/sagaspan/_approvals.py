@@ -197,7 +197,7 @@ class Approvals:
             namespace=self._one_namespace(), by=by or owner.os_user(), roles=tuple(sorted(roles)), assurance=assurance,
             to=to, tools=tools, when=when, nonce=new_nonce(), expires_us=now_us() + int(expires_in * 1e6),
         )  # fmt: skip
-        if grant.by == to:
+        if approvals.is_among(to, (grant.by,)):
             raise ConfigurationError(f"{to!r} needs no grant of his own; name somebody else")
         return token_of(grant, self._store.seal.key(grant.namespace))
 

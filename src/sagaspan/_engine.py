@@ -8,7 +8,7 @@ import inspect
 import logging
 import secrets
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -319,7 +319,11 @@ class Engine:
 
     def _check_rules(self, tool: Tool) -> None:
         if self.policy is not None:
-            self.policy.rules.check(tool.name, tool.parameters)
+            self.policy.rules.check(tool.name, tool.parameters, tool.policy.approval)
+
+    def parameters_of(self, names: Iterable[str]) -> dict[str, tuple[str, ...] | None]:
+        """What the tools of these names take; None for one that is not there any more."""
+        return {**dict.fromkeys(names), **{tool.name: tool.parameters for tool in list(self.defined)}}
 
     def look_at_file(self) -> None:
         """Go by what the policy file says now, if it is time to look."""
@@ -357,7 +361,7 @@ class Engine:
         self._fold()
 
     def _check_adoptable(self, before: Tool, tool: Tool, file: PolicyFile) -> None:
-        file.rules.check(tool.name, tool.parameters)
+        file.rules.check(tool.name, tool.parameters, tool.policy.approval)
         undo = tool.policy.compensate
         if isinstance(undo, str) and undo != before.policy.compensate and undo not in self.tools:
             raise ConfigurationError(f"{file.path}: tool {tool.name!r}: there is no tool {undo!r} to compensate it")

@@ -256,10 +256,14 @@ class Guard:
         return sorted(self._named)
 
     def unused_policies(self) -> list[str]:
-        """A sentence for every name or glob of this guard's policies that fits no tool declared so far."""
+        """A sentence for every name or glob of this guard's policies that fits no tool declared so far, and for every
+        argument that a rule looks for and none of its tools has.
+        """
         file = self._engine.policy
-        by_rules = () if file is None else file.rules.unfit(self._named)
-        found = (*self._file.unfit(self._named), *by_rules, *self._book.unfit(self._named))
+        rules = None if file is None else file.rules
+        by_rules = () if rules is None else rules.unfit(self._named)
+        never = () if rules is None else rules.never_held(self._engine.parameters_of(self._named))
+        found = (*self._file.unfit(self._named), *by_rules, *never, *self._book.unfit(self._named))
         return [sentence for _, sentence in found]
 
     def _warn_of_unused(self) -> None:
@@ -413,9 +417,12 @@ class Guard:
         outer = current_run.get() if nested else None
         if outer is not None and outer.engine is not self._engine:
             outer = None
-        if outer is not None:  # whoever pays for the outer run pays for what is in it
+        if (
+            outer is not None
+        ):  # who pays for the outer run pays for what is in it, and what is said of it holds here too
             user, tenant = user or outer.record.user, tenant or outer.record.tenant
             agent = agent or outer.record.agent
+            tags = {**codecs.decode(outer.record.tags), **(tags or {})}
         generated = outer.child_id(name) if outer else f"{name}-{secrets.token_hex(6)}"
         chosen = on_interrupt or self._on_interrupt or ("hold" if id else "compensate")
         if outer is not None and id is None:

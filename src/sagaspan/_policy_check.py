@@ -15,7 +15,7 @@ from sagaspan._tool import Tool, redefined
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.llm.prices import Prices
 from sagaspan.notify import hooks_of
-from sagaspan.policy import Policy, read_policy_file
+from sagaspan.policy import Approval, Policy, read_policy_file
 from sagaspan.rules import Numbered, Rule
 from sagaspan.scopes import BudgetBook
 
@@ -172,19 +172,30 @@ def _for_tools(file: PolicyFile, tools: Sequence[Tool], lines: Lines) -> Iterato
     for tool in tools:
         for one in file.rules.of(tool.name):
             at = lines.of(("rules",), "when", one.number)
-            yield from _of_rule(one.number, one.source, at, partial(one.check, tool.name, tool.parameters))
+            checked = partial(one.check, tool.name, tool.parameters, _approval_of(tool, file))
+            yield from _of_rule(one.number, one.source, at, checked)
         at = lines.of(("tools", tool.name))
         yield from _tried(f"[tools.{tool.name}]", at, partial(redefined, tool, file.tools))
-    names = {tool.name for tool in tools}
-    yield from _unused(file, names, lines)
+    yield from _unused(file, {tool.name: tool.parameters for tool in tools}, lines)
 
 
-def _unused(file: PolicyFile, names: Collection[str], lines: Lines) -> Iterator[Problem]:
-    for name, sentence in file.tools.unfit(names):
+def _approval_of(tool: Tool, file: PolicyFile) -> Approval | None:
+    """What ``tool`` asks under this file beside its rules; what does not go together is told of its table."""
+    try:
+        return redefined(tool, file.tools).policy.approval
+    except ConfigurationError:
+        return None
+
+
+def _unused(file: PolicyFile, tools: Mapping[str, Collection[str]], lines: Lines) -> Iterator[Problem]:
+    for name, sentence in file.tools.unfit(tools):
         yield Problem(line=lines.of(("tools", name)), where=f"[tools.{name}]", message=sentence, warning=True)
-    for one, sentence in file.rules.unfit(names):
+    for one, sentence in file.rules.unfit(tools):
         at = lines.of(("rules",), "tools", one.number)
         yield Problem(line=at, where=f"rule {one.number}", message=sentence, warning=True)
+    for one, sentence in file.rules.never_held(tools):
+        at = lines.of(("rules",), "when", one.number)
+        yield Problem(line=at, where=f"rule {one.number}", message=sentence)
 
 
 # -- lines ---------------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 Assurance = Literal["cli", "link", "webhook", "slack", "oidc"]
+Level = TypeVar("Level", bound=str | None)
 LEVELS: Final[tuple[str, ...]] = get_args(Assurance)
 
 _RANKS: Final[dict[str | None, int]] = {None: 0, "cli": 1, "link": 2, "webhook": 3, "slack": 3, "oidc": 4}
@@ -22,7 +23,7 @@ def reaches(level: str | None, needed: str | None) -> bool:
     return _RANKS.get(level, -1) >= _RANKS.get(needed, len(_RANKS))
 
 
-def stricter(one: Assurance | None, other: Assurance | None) -> Assurance | None:
+def stricter(one: Level, other: Level) -> Level:
     """The surer of two levels."""
     return one if reaches(one, other) else other
 

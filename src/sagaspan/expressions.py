@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from sagaspan.exceptions import ConfigurationError
 
-_MACRO: Final = re.compile(r"\.(?:all|exists|exists_one|map|filter)\(\s*([A-Za-z_]\w*)\s*,")
+_MACRO: Final = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_]\w*)\s*,")
+_TEXT: Final = re.compile(
+    r"""(?<!\w)[bB]?(?:[rR](?P<raw>'{3}|"{3}|['"]).*?(?P=raw)|(?P<quote>'{3}|"{3}|['"])(?:\\.|(?!(?P=quote)).)*(?P=quote))""",
+    re.DOTALL,
+)
 
 
 class Expression:
-    """A compiled expression; ``variables`` are the top-level names it reads."""
+    """A compiled expression; ``variables`` are the top-level names it reads, ``code`` is it without its texts."""
 
     def __init__(self, source: str, *, where: str) -> None:
         import cel
@@ -29,8 +33,9 @@ class Expression:
             raise ConfigurationError(f"{where}: {source!r} is not valid CEL: {reason}") from error
         self.source = source
         self.where = where
+        self.code = _TEXT.sub(lambda text: "'" + " " * (len(text[0]) - 2) + "'", source)
         # A macro binds a variable of its own, which is listed too: xs.all(x, x > 0).
-        self.variables = frozenset(self._program.references()["variables"]) - set(_MACRO.findall(source))
+        self.variables = frozenset(self._program.references()["variables"]) - set(_only_bound(self.code))
 
     def check(self, names: Collection[str]) -> None:
         """Refuse variables that are not among ``names``; raises ``ConfigurationError`` with the nearest ones."""
@@ -56,3 +61,24 @@ class Expression:
         """The expression's value over ``values``; raises what CEL raises (``ValueError``, ``RuntimeError``, ...)."""
         # Only what it reads: another argument may be an object that CEL has no type for.
         return self._program.execute({name: value for name, value in values.items() if name in self.variables})
+
+
+def _only_bound(code: str) -> Iterator[str]:
+    """The names that macros bind and nothing else means: an argument of such a name may be read beside the macro."""
+    within: dict[str, list[range]] = {}
+    for macro in _MACRO.finditer(code):
+        within.setdefault(macro[1], []).append(range(macro.start(1), _end_of(code, macro.start(1))))
+    for name, parts in within.items():
+        used = [found.start(1) for found in re.finditer(rf"(?<![\w.])({name})\b", code)]
+        if all(any(at in part for part in parts) for at in used):
+            yield name
+
+
+def _end_of(code: str, at: int) -> int:
+    """Where the parenthesis around ``at`` is closed."""
+    depth = 1
+    for end in range(at, len(code)):
+        depth += (code[end] == "(") - (code[end] == ")")
+        if depth == 0:
+            return end
+    return len(code)

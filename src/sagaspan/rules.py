@@ -36,8 +36,11 @@ FACTS: Final = (
 _CLOCK: Final = {"hour": "now", "weekday": "now"}
 """What is read off the fact ``now``, in the time zone of the rule."""
 
-_MEMBER: Final = re.compile(r"\bargs\.([A-Za-z_]\w*)")
-_OPTIONAL: Final = re.compile(r"\bhas\(\s*args\.([A-Za-z_]\w*)")
+_OF_RUN: Final = ("id", "name", "conversation")
+_MEMBER: Final = re.compile(r"(?<![\w.])args\s*\.\s*([A-Za-z_]\w*)")
+_MEMBER_OF_RUN: Final = re.compile(r"(?<![\w.])run\s*\.\s*([A-Za-z_]\w*)")
+_OPTIONAL: Final = re.compile(r"\bhas\s*\(\s*args\s*\.\s*([A-Za-z_]\w*)")
+_IN_ARGS: Final = re.compile(r"""['"](\w+)['"]\s+in\s+args\b""")
 _REMEMBERED: Final = 1000
 
 
@@ -143,6 +146,10 @@ class Numbered:
         """``rule`` as the one of this number; raises ``ConfigurationError`` if its condition does not compile."""
         where = f"{source}, rule {number}"
         condition = None if rule.when is None else Expression(rule.when, where=f"{where}, when")
+        for unknown in set(() if condition is None else _MEMBER_OF_RUN.findall(condition.code)) - set(_OF_RUN):
+            raise ConfigurationError(
+                f"{where}, when: {rule.when!r} names 'run.{unknown}'; a run has run.{', run.'.join(_OF_RUN)}"
+            )
         return cls(rule=rule, number=number, source=source, condition=condition)
 
     @property
@@ -170,12 +177,26 @@ class Numbered:
             return (Found.HOLDS if value else Found.DOES_NOT_HOLD), str(self.rule.when)
         return Found.CANNOT_BE_JUDGED, f"{self.rule.when}: it comes to {described(value)}, not to true or false"
 
-    def check(self, tool: str, parameters: Collection[str]) -> None:
-        """Refuse names that ``tool`` does not take; raises ``ConfigurationError``."""
+    @property
+    def looked_for(self) -> set[str]:
+        """The arguments that its condition looks for: they may not be there, and then it does not hold."""
+        if self.condition is None:
+            return set()
+        return {*_OPTIONAL.findall(self.condition.code), *_IN_ARGS.findall(self.condition.source)}
+
+    def check(self, tool: str, parameters: Collection[str], approval: Approval | None = None) -> None:
+        """Refuse names that ``tool`` does not take, and an ``approval`` of its own that nobody could give together.
+
+        Raises ``ConfigurationError``.
+        """
+        self._check_roles(tool, approval)
         if self.condition is None:
             return
-        source = self.condition.source
-        members = set(_MEMBER.findall(source)) - set(_OPTIONAL.findall(source)) if self.rule.names_exactly else set()
+        members: set[str] = set()
+        if self.rule.names_exactly:
+            members = set(_MEMBER.findall(self.condition.code)) - self.looked_for
+        if self.rule.tools == (tool,):  # no other tool can have it
+            members |= self.looked_for
         for unknown in sorted((self.variables - set(FACTS) - set(parameters)) | (members - set(parameters))):
             near = difflib.get_close_matches(unknown, [*parameters, *FACTS], n=3)
             hint = f"did you mean {', '.join(near)}?" if near else f"it takes {', '.join(parameters) or 'nothing'}"
@@ -186,6 +207,15 @@ class Numbered:
                 f"{self.says}: {self.condition.source!r} names {unknown!r}, which the tool {tool!r} does not take; "
                 f"{hint}{glob}"
             )
+
+    def _check_roles(self, tool: str, approval: Approval | None) -> None:
+        """Who calls ``tool`` under this rule is asked for by both: found here, not when somebody waits."""
+        if approval is None or self.rule.approval is None:
+            return
+        try:
+            self.rule.approval.with_(approval)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.says}, for the tool {tool!r}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,10 +286,23 @@ class Rules:
             found = self._of[tool] = tuple(one for one in self.rules if one.rule.is_about(tool))
         return found
 
-    def check(self, tool: str, parameters: Collection[str]) -> None:
-        """Refuse a condition that names what ``tool`` does not take; raises ``ConfigurationError``."""
+    def check(self, tool: str, parameters: Collection[str], approval: Approval | None = None) -> None:
+        """Refuse a rule that does not fit ``tool`` and the ``approval`` of its own; raises ``ConfigurationError``."""
         for one in self.of(tool):
-            one.check(tool, parameters)
+            one.check(tool, parameters, approval)
+
+    def never_held(self, tools: Mapping[str, Collection[str] | None]) -> Iterator[tuple[Numbered, str]]:
+        """For every argument that a rule looks for and none of the tools that it is about has, the rule and a sentence
+        with the nearest; ``tools`` are what each takes, by its name (None: nobody knows).
+        """
+        for one in self.rules:
+            concerned = [parameters for name, parameters in tools.items() if one.rule.is_about(name)]
+            known = {parameter for parameters in concerned for parameter in parameters or ()}
+            for wanted in sorted(one.looked_for - known if concerned and None not in concerned else ()):
+                never = (
+                    f"{one.says} looks for the argument {wanted!r}, which none of its tools has, so it is never there"
+                )
+                yield one, f"{never}; {_near(wanted, known)}"
 
     def unfit(self, tools: Collection[str]) -> Iterator[tuple[Numbered, str]]:
         """For every name or glob of a rule that fits none of ``tools``, the rule and a sentence with the nearest."""

@@ -8,12 +8,13 @@ made; a request is used once, by the claim of its call, and by no other (rule bo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from sagaspan.assurance import raised, reaches
+from sagaspan.assurance import raised, reaches, stricter
 from sagaspan.codecs import TAG
 from sagaspan.exceptions import ResolutionError
 from sagaspan.keys import canonical
@@ -82,6 +83,13 @@ class Requirement:
         """Whether who asked, or runs the call, cannot agree to it."""
         return self.four_eyes or self.approvers > 1
 
+    def no_less_than(self, other: Requirement) -> Requirement:
+        """This one, with as many people, and as sure of them, as ``other`` asks for; its roles if it names any."""
+        return Requirement(
+            approvers=max(self.approvers, other.approvers), roles=self.roles or other.roles,
+            four_eyes=self.four_eyes or other.four_eyes, assurance=stricter(self.assurance, other.assurance),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
@@ -102,6 +110,18 @@ class Vote:
     def people(self) -> tuple[str, ...]:
         """Who has a part in it: none of them may have another one."""
         return (self.by,) if self.on_behalf_of is None else (self.by, self.on_behalf_of)
+
+
+def is_among(name: str, names: Iterable[str]) -> bool:
+    """Whether one of ``names`` is this person, however it is spelt: what signs people in may write a name as it likes.
+
+    Only ever used to refuse. Compatibility forms, case and blanks around do not count (Ada@X.com, ada@x.com).
+    """
+    return _spelt(name) in map(_spelt, names)
+
+
+def _spelt(name: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()
 
 
 def requirement_text(requirement: Requirement) -> str:
@@ -191,13 +211,14 @@ def check_may_vote(record: ApprovalRecord, by: Vote, *, uninspectable: bool) -> 
         raise ResolutionError(
             f"the request {record.id} for {tool!r} is {record.state}; nothing was decided", tool_ran="no"
         )
-    asked = [name for name in by.people if name in requested_by(record)]
+    asked = [name for name in by.people if is_among(name, requested_by(record))]
     if required.excludes_who_asked and asked:
         raise ResolutionError(
             f"{asked[0]!r} asked for {tool!r} and cannot approve it too; let somebody else decide {record.id}",
             tool_ran="no",
         )
-    agreed = {name for one in votes_of(record) for name in one.people}.intersection(by.people)
+    voters = [name for one in votes_of(record) for name in one.people]
+    agreed = [name for name in by.people if is_among(name, voters)]
     if agreed:
         raise ResolutionError(
             f"{min(agreed)!r} has approved the request {record.id} already; {required.approvers} different people must",

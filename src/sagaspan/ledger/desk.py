@@ -87,13 +87,14 @@ class Desk:
                     record = await self._put_to(approver, call, record)
                 finally:
                     self._asking.discard(asked)
-            if record.state is ApprovalState.PENDING:
+            if record.state is ApprovalState.PENDING and record.digest == digest:
                 if monotonic() >= deadline and record.id not in self._asking:
                     raise _pending(call, record)
                 await call.sleep(pause)
                 pause = min(pause * 1.5, _PAUSE)
             asking.record = record = await call.io(self._latest, record)
         _check_not_ended(call, record)
+        self._check_whole(call, record)
         if record.digest != digest and record.state in approvals.OPEN:  # edited: it is judged as that call first
             return record
         if record.state is not ApprovalState.APPROVED:  # used by an equal call meanwhile
@@ -101,14 +102,17 @@ class Desk:
         _check_executor(call, record)
         return record
 
-    async def withdraw(self, call: Call) -> ApprovalRecord | None:
-        """The approved request of an edited call of which nobody need be asked; one that waits is closed."""
-        record = await call.io(self._store.approval, call.edited or "")
-        if record is None or record.state is not ApprovalState.PENDING:
-            return record if record is not None and record.state is ApprovalState.APPROVED else None
-        change = approvals.supersede(record, now_us(), actor=owner.this_process(), why="nobody need be asked of it")
-        await call.io(self._store.commit, [change], synced=False)
-        return None
+    def _check_whole(self, call: Call, record: ApprovalRecord) -> None:
+        """Refuse a request whose row was written by somebody else: what it asks about is not what was decided about."""
+        try:
+            is_whole = self._digest(json.loads(record.subject)) == record.digest
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            raise ApprovalDenied(
+                f"tool {call.tool.name!r} did not run: the approval {record.id} cannot be used, because its row in the "
+                f"ledger was changed. See: sagaspan approvals show {record.id}"
+            )
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -117,17 +121,17 @@ class Desk:
         scope, key = address_of(call)
         subject = approvals.subject_of(namespace=call.run.namespace, scope=scope, tool=call.tool.name, arguments=plain)
         text, digest = approvals.subject_text(subject), self._digest(subject)
-        policy = approvals.requirement_text(requirement_for(call))
+        required = self._required(call)
+        policy = approvals.requirement_text(required)
         while True:
             found = self._store.approvals_about(call.run.namespace, scope, call.tool.name, key, digest)
             found = [decisions.as_due(self._store, record) for record in found]
             self._check_final(call, found, digest)
             known = next((one for one in found if one.key == key and one.state in approvals.OPEN), None)
-            if (
-                known is not None
-                and known.policy == policy
-                and (known.digest == digest or _edits(known, found, digest))
-            ):
+            if known is not None and known.digest == digest and known.policy == policy:
+                return known, digest
+            # Whom an edited call asks is seen when it is judged as that one, but never fewer than are asked now.
+            if known is not None and _edits(known, found, digest) and _is_no_less(known, required):
                 return known, digest
             changes: list[ApprovalChange] = []
             if known is not None:
@@ -142,6 +146,12 @@ class Desk:
             if self._store.commit([*changes, approvals.ask(new, owner.this_process())], synced=True):
                 watch(self._store)
                 return new, digest
+
+    def _required(self, call: Call) -> Requirement:
+        """Who must agree to ``call``; to an edited one at least as many, and as surely, as to what was asked first."""
+        own = requirement_for(call)
+        edit = None if call.edited is None else self._store.approval(call.edited)
+        return own if edit is None else own.no_less_than(approvals.requirement_of(edit))
 
     def _check_final(self, call: Call, found: list[ApprovalRecord], digest: str) -> None:
         """A no stands for these arguments in this run, however often they are asked about."""
@@ -166,7 +176,7 @@ class Desk:
         lasts = approvals.DAY_SECONDS if requirement is None else requirement.expires_in
         new = ApprovalRecord(
             id=new_id(now), namespace=call.run.namespace, run_id=call.run.id, scope=scope, tool=call.tool.name, key=key,
-            call_id=call.id, subject=text, digest=digest, policy=policy, facts=json.dumps(facts),
+            call_id=call.id, subject=text, digest=digest, policy=policy, edits=call.edited, facts=json.dumps(facts),
             requested_by=json.dumps(list(asking)),
             created_us=now, expires_us=now + int(lasts * 1e6),
         )  # fmt: skip
@@ -279,6 +289,11 @@ def _edits(record: ApprovalRecord, found: list[ApprovalRecord], digest: str) -> 
     return False
 
 
+def _is_no_less(record: ApprovalRecord, required: Requirement) -> bool:
+    asked = approvals.requirement_of(record)
+    return asked == asked.no_less_than(required)
+
+
 def address_of(call: Call) -> tuple[str, str]:
     """Under which scope and key requests for ``call`` are found: never those of another run."""
     if call.run.is_session:
@@ -317,7 +332,7 @@ def _check_executor(call: Call, record: ApprovalRecord) -> None:
     """Four eyes: who runs the call has not approved it either."""
     me = owner.os_user()
     if approvals.requirement_of(record).excludes_who_asked and any(
-        me in one.people for one in approvals.votes_of(record)
+        approvals.is_among(me, one.people) for one in approvals.votes_of(record)
     ):
         raise ApprovalDenied(
             f"tool {call.tool.name!r} did not run: {me!r} approved it ({record.id}) and cannot run it too (four eyes)"

@@ -34,9 +34,6 @@ class Desk(Protocol):
     async def ask(self, call: Call, plain: Mapping[str, Any]) -> ApprovalRecord:
         """An approved request for this call, or one that edits it; raises ``ApprovalPending`` or ``Refused``."""
 
-    async def withdraw(self, call: Call) -> ApprovalRecord | None:
-        """The approved request of an edited call of which nobody need be asked; one that waits is closed."""
-
 
 class Edited(Exception):
     """The call goes on with other arguments: it starts again where loops are looked for."""
@@ -105,9 +102,8 @@ class ApprovalMiddleware:
         if not call.tool.gates and call.edited is None:
             return await call_next(call)
         call, plain = self._copied(call)
-        if not any(gate.asks(call.arguments) for gate in call.tool.gates):
-            if call.edited is not None:
-                call = call.declare(approval=await self._desk.withdraw(call))
+        # An edited call needs at least what the request needed: one of two people must not make it one for nobody.
+        if call.edited is None and not any(gate.asks(call.arguments) for gate in call.tool.gates):
             return await call_next(call)
         if not (call.resumed or call.replaying):
             served = await self._serve(call)
