@@ -139,13 +139,15 @@ def _rest(file: IO[str]) -> str:
 
 
 class Nursery:
-    """A process that forks workers; it ends when this is closed."""
+    """A process that forks workers, with ``imports`` made before; it ends when this is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: str = "") -> None:
         self._door, door = socket.socketpair()
         with door:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(door.fileno())], pass_fds=[door.fileno()], stdin=subprocess.DEVNULL
+                [sys.executable, "-c", imports + SERVER, str(door.fileno())],
+                pass_fds=[door.fileno()],
+                stdin=subprocess.DEVNULL,
             )
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """One invocation of a guarded graph is one run: joined if one is in force, else opened, resumed, paused and left here.
 
 With a LangGraph ``thread_id`` the runs of a conversation are ``THREAD/1``, ``THREAD/2``, ...: new input opens the next,
-``None`` or ``Command(resume=...)`` goes on with the last. The run is in force while a step of the graph runs, never
-across a ``yield``: there the code is the caller's.
+``None`` or ``Command(resume=...)`` goes on with the last. So does new input after a crash of which the checkpoint knows
+nothing, as with ``durability="exit"``: it is the same turn again, and what it did is answered. The run is in force
+while a step of the graph runs, never across a ``yield``: there the code is the caller's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 from langgraph.types import Command, StateSnapshot
 
-from sagaspan import Budget, Run, StoreUnavailable
+from sagaspan import Budget, Run, RunInfo, RunInProgress, RunState, StoreUnavailable
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
 from sagaspan_langchain._models import provider_failed
@@ -76,9 +77,14 @@ class Turn:
         turn = cls(scope, opening, graph, asked, config)
         snapshot = graph.get_state(config or {}) if turn._goes_on else None
         if turn._joined is None:
-            turn._run = turn._next_run(turn._turn_id())
-            turn._run.__enter__()
-            turn._run.deactivate()
+            turn_id, lost = turn._turn_id()
+            is_same = lost is not None and not _is_saved(lost, graph.get_state(config or {}))
+            try:
+                turn._open(lost.id if lost is not None and is_same else turn_id)
+            except RunInProgress:
+                if not is_same:
+                    raise
+                turn._open(turn_id)  # it goes on elsewhere: this is another turn
         turn._go_on(snapshot)
         return turn
 
@@ -90,9 +96,14 @@ class Turn:
         turn = cls(scope, opening, graph, asked, config)
         snapshot = await graph.aget_state(config or {}) if turn._goes_on else None
         if turn._joined is None:
-            turn._run = turn._next_run(await asyncio.to_thread(turn._turn_id) if turn._thread else None)
-            await turn._run.__aenter__()
-            turn._run.deactivate()
+            turn_id, lost = await asyncio.to_thread(turn._turn_id) if turn._thread else (None, None)
+            is_same = lost is not None and not _is_saved(lost, await graph.aget_state(config or {}))
+            try:
+                await turn._aopen(lost.id if lost is not None and is_same else turn_id)
+            except RunInProgress:
+                if not is_same:
+                    raise
+                await turn._aopen(turn_id)
         if snapshot is None:
             turn._go_on(None)
         else:
@@ -105,6 +116,16 @@ class Turn:
     def _goes_on(self) -> bool:
         return self._continues and self._has_history and not self._nested
 
+    def _open(self, turn_id: str | None) -> None:
+        self._run = self._next_run(turn_id)
+        self._run.__enter__()
+        self._run.deactivate()
+
+    async def _aopen(self, turn_id: str | None) -> None:
+        self._run = self._next_run(turn_id)
+        await self._run.__aenter__()
+        self._run.deactivate()
+
     def _next_run(self, turn_id: str | None) -> Run:
         opening = self._opening
         return self._guard.run(
@@ -116,21 +137,22 @@ class Turn:
             on_interrupt=opening.on_interrupt,
         )
 
-    def _turn_id(self) -> str | None:
+    def _turn_id(self) -> tuple[str | None, RunInfo | None]:
+        """The id of the run; and the thread's last run, if it was interrupted and new input may begin it again."""
         if self._thread is None:
-            return None
+            return None, None
         try:
             turns = self._guard.turns_of(self._thread)
         except StoreUnavailable:
             if self._continues or not self._guard.fail_open:
                 raise
-            return None  # nobody knows which turn it is: this one gets an id of its own
-        if self._continues:
-            last = next((turn.id for turn in turns if turn.name == self._opening.name), None)
-            if last is not None:
-                return last
+            return None, None  # nobody knows which turn it is: this one gets an id of its own
+        last = next((turn for turn in turns if turn.name == self._opening.name), None)
+        if self._continues and last is not None:
+            return last.id, None
         number = int(turns[0].id.rpartition("/")[2]) if turns else 0
-        return f"{self._thread}/{number + 1}"
+        may_be_lost = last is not None and self._has_history and not self._nested and _is_interrupted(last)
+        return f"{self._thread}/{number + 1}", last if may_be_lost else None
 
     def _go_on(self, snapshot: StateSnapshot | None) -> None:
         """Take up a run where its checkpoint stands: what that answers is not asked again, so an equal call is new."""
@@ -223,6 +245,16 @@ class _Watch(GraphCallbackHandler):
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         # A graph of its own that a tool invokes inherits this handler: its pause is not ours.
         self.paused = self.paused or event.run_id == self._root
+
+
+def _is_interrupted(run: RunInfo) -> bool:
+    """Whether this run did not end; somebody may still be in it."""
+    return run.status is RunState.RUNNING or (run.status is RunState.HELD and run.reason == "interrupted")
+
+
+def _is_saved(run: RunInfo, snapshot: StateSnapshot) -> bool:
+    """Whether a checkpoint was made since ``run`` was entered; else the conversation knows nothing of it."""
+    return snapshot.created_at is not None and dt.datetime.fromisoformat(snapshot.created_at) > run.started
 
 
 def _answers_until(snapshot: StateSnapshot) -> dt.datetime:

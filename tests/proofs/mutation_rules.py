@@ -1936,6 +1936,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=("tests/adapters/langchain/test_shapes.py::test_a_guarded_chain_is_guarded_in_what_is_made_of_it",),
     ),
     Rule(
+        section="(a) 1",
+        rule="New input after a crash of which the checkpoint knows nothing is the same turn: it repeats nothing.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="last if may_be_lost else None",
+        new="None",
+        tests=("tests/adapters/langchain/test_crashes.py::test_nor_does_one_that_is_killed_again_and_again",),
+    ),
+    Rule(
         section="(d) 7",
         rule="A gated tool that a node's own code calls pauses the graph where a checkpointer is in force.",
         file="adapters/sagaspan_langchain/_nodes.py",
