@@ -6,8 +6,8 @@
 
 ``REFUND_DIES=1`` kills the process in the middle of the refund, right after the bank has booked it and before the
 agent knows. Resumed, the guard asks the bank instead of paying again: there is one line in ``bank.jsonl``, however
-often it dies. The checkpoint is LangGraph's own file, ``conversation.db``; the ledger is in ``.sagaspan``. The model is a
-script, so this runs offline: pip install "sagaspan[langchain]" langgraph-checkpoint-sqlite
+often it dies. The checkpoint is LangGraph's own file, ``conversation.db``; the ledger is in ``.sagaspan``. The model
+is a script, so this runs offline: pip install "sagaspan[langchain]" langgraph-checkpoint-sqlite
 """
 
 from __future__ import annotations
