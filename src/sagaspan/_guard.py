@@ -33,7 +33,8 @@ from sagaspan._coverage import Coverage
 from sagaspan._defaults import MODES, Mode, defaults_of
 from sagaspan._engine import Engine, Equal, Origin, call_sync
 from sagaspan._freezes import Frozen, freeze, frozen, unfreeze
-from sagaspan._llm import LlmCall, metered
+from sagaspan._llm import LlmCall
+from sagaspan._llm_function import metered
 from sagaspan._loops import check_loop
 from sagaspan._middleware import Middleware
 from sagaspan._policy_file import PolicyFile

@@ -8,7 +8,6 @@ drop-in clients and the adapters are made of it.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +17,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from opentelemetry.trace import INVALID_SPAN, Span
-from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _live as live
-from sagaspan import _metrics as metrics
+from sagaspan import _llm_spans as llm_spans
 from sagaspan import _reaper as reaper
 from sagaspan import _said as said
 from sagaspan import _spans as spans
@@ -34,6 +32,7 @@ from sagaspan._clock import now_us
 from sagaspan._context import calls_held, current_run
 from sagaspan._headroom import affordable_output
 from sagaspan._tool import Tool, tool_of
+from sagaspan._unmetered import let_by
 from sagaspan.amounts import MAX_AMOUNT, Unit
 from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, StoreUnavailable
 from sagaspan.ledger.attempts import Ended
@@ -97,6 +96,7 @@ class LlmCall:
         self.operation = operation
         self.provider = provider
         self.demand = demand
+        self._asked = llm_spans.Asked(model=model, operation=operation, provider=provider)
         self.output_limit: int | None = None
         self._limit_output = limit_output
         self._engine = engine
@@ -240,23 +240,8 @@ class LlmCall:
         await self._let_by(what, ASYNCIO)
 
     async def _let_by(self, what: str, backend: Backend) -> None:
-        engine, call = self._engine, self._make_call(backend)
-        try:
-            # Nothing is claimed, so nothing would notice a budget that another process has set meanwhile.
-            await backend.io(engine.limits.reload)
-        except StoreUnavailable:
-            if engine.outage is None or engine.limits.caps_money(call):
-                raise
-        if not engine.limits.caps_money(call):
-            return
-        error = PolicyDenied(
-            f"{what} are not sent: nobody here counts what they cost, and a hard budget of money holds. Use a client "
-            "that is not guarded, within `with guard.llm_call(MODEL, ...) as call:` and with call.settle(...); or give "
-            "the run a soft budget (hard=False)"
-        )
-        span = spans.start(engine.tracer, call.tool.name, _opening(self, call))
-        spans.end(span, {semconv.CALL_EXECUTED: False}, error)
-        raise error
+        call = self._make_call(backend)
+        await let_by(self._engine, call, what, llm_spans.opening(self._asked, call, None))
 
     # -- the two ends --------------------------------------------------------------------------------------------
 
@@ -271,7 +256,9 @@ class LlmCall:
         call = self._make_call(backend)
         bound = self._prices.bound(self.model, self.demand, self.provider)
         call = call.declare(costs=self._costs(bound))
-        self._span = spans.start(self._engine.tracer, call.tool.name, _opening(self, call))
+        self._span = spans.start(
+            self._engine.tracer, call.tool.name, llm_spans.opening(self._asked, call, self.demand.output_tokens)
+        )
         call = replace(call, span=self._span, tracer=self._engine.tracer)
         if self._span.is_recording() and spans.captures_content():
             # A stream may be read when its run is over, and repeat what was redacted in that.
@@ -348,9 +335,17 @@ class LlmCall:
             self._busy.close()
             calls_held.set(tuple(held for held in calls_held.get() if held != self._call.id))
             self._record_output()
-            _close_span(self, error)
-            _measure(self, error)
+            ending = self._ending(error)
+            llm_spans.close(self._span, ending)
+            llm_spans.measure(self._asked, ending)
             live.drop(self._secrets)
+
+    def _ending(self, error: BaseException | None) -> llm_spans.Ending:
+        return llm_spans.Ending(
+            call_id=self.id, state=None if self._record is None else self._record.state, usage=self._usage,
+            cost=self._cost, booked=self._booked, finish_reasons=self._finish_reasons,
+            seconds=(now_us() - self._started_us) / 1e6, error=error,
+        )  # fmt: skip
 
     def _ended(self, error: BaseException | None) -> tuple[Ended, Spent]:
         """How it ended, and what is booked for it."""
@@ -390,88 +385,6 @@ class LlmCall:
         )  # fmt: skip
 
 
-def metered(make: Callable[[], LlmCall]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: each call of the function is one of a model, and what it returns says what that used."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-                async with make() as call:
-                    response = await function(*args, **kwargs)
-                    call.settle(response)
-                return response
-
-            return asynchronous
-
-        @functools.wraps(function)
-        def synchronous(*args: Any, **kwargs: Any) -> Any:
-            with make() as call:
-                response = function(*args, **kwargs)
-                call.settle(response)
-            return response
-
-        return synchronous
-
-    return decorate
-
-
 def _told(usage: Usage) -> dict[str, Any]:
     counts = ((name, getattr(usage, name)) for name in _COUNTS)
     return {name: count for name, count in counts if count}
-
-
-def _opening(self: LlmCall, call: Call) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        semconv.GEN_AI_OPERATION_NAME: self.operation,
-        semconv.GEN_AI_REQUEST_MODEL: self.model,
-        semconv.RUN_ID: call.run.id,
-        semconv.RUN_NAME: call.run.name,
-        semconv.OPENINFERENCE_SPAN_KIND: "EMBEDDING" if self.operation == semconv.OPERATION_EMBEDDINGS else "LLM",
-    }
-    optional: tuple[tuple[str, AttributeValue | None], ...] = (
-        (semconv.GEN_AI_PROVIDER_NAME, self.provider),
-        (semconv.GEN_AI_REQUEST_MAX_TOKENS, self.demand.output_tokens),
-        (semconv.GEN_AI_CONVERSATION_ID, call.run.conversation),
-        (semconv.GEN_AI_AGENT_NAME, call.run.agent),
-    )
-    attributes.update({name: value for name, value in optional if value is not None})
-    return attributes
-
-
-@spans.harmless(None)
-def _close_span(self: LlmCall, error: BaseException | None) -> None:
-    attributes: dict[str, AttributeValue] = {semconv.CALL_ID: self.id, semconv.CALL_EXECUTED: True}
-    if self._record is not None:
-        attributes[semconv.CALL_STATE] = self._record.state
-    if self._finish_reasons:
-        attributes[semconv.GEN_AI_RESPONSE_FINISH_REASONS] = self._finish_reasons
-    usage, cost = self._usage, self._cost
-    if usage is not None and cost is not None:
-        attributes |= {
-            semconv.GEN_AI_USAGE_INPUT_TOKENS: usage.input_tokens,
-            semconv.GEN_AI_USAGE_OUTPUT_TOKENS: usage.output_tokens,
-            semconv.GEN_AI_USAGE_CACHED_TOKENS: usage.cache_read_tokens,
-            semconv.GEN_AI_USAGE_REASONING_TOKENS: usage.reasoning_tokens,
-            semconv.COST_USD: cost.nano_usd / 1e9,
-        }
-        if usage.model:
-            attributes[semconv.GEN_AI_RESPONSE_MODEL] = usage.model
-    spans.end(self._span, attributes, error)
-
-
-@spans.harmless(None)
-def _measure(self: LlmCall, error: BaseException | None) -> None:
-    attributes: dict[str, AttributeValue] = {
-        semconv.GEN_AI_OPERATION_NAME: self.operation, semconv.GEN_AI_REQUEST_MODEL: self.model,
-    }  # fmt: skip
-    if self.provider is not None:
-        attributes[semconv.GEN_AI_PROVIDER_NAME] = self.provider
-    if self._booked is not None and self._booked.cost is not None:
-        metrics.cost(self._booked.cost, {semconv.GEN_AI_REQUEST_MODEL: self.model})
-    if error is not None:
-        attributes[semconv.ERROR_TYPE] = spans.error_type(error)
-    usage = self._usage
-    tokens = None if usage is None else (usage.input_tokens, usage.output_tokens)
-    metrics.model_call((now_us() - self._started_us) / 1e6, tokens, attributes)

@@ -89,6 +89,7 @@ _PRICES = "src/sagaspan/llm/prices.py"
 _READ_USAGE = "src/sagaspan/llm/responses.py"
 _DEMANDS = "src/sagaspan/llm/demands.py"
 _LLM = "src/sagaspan/_llm.py"
+_UNMETERED = "src/sagaspan/_unmetered.py"
 _BILLED = "src/sagaspan/_billed.py"
 _SAID = "src/sagaspan/_said.py"
 _HEADROOM = "src/sagaspan/_headroom.py"
@@ -2990,9 +2991,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(c) 2",
         rule="What is not metered is not sent under a hard budget of money.",
-        file=_LLM,
-        old="        if not engine.limits.caps_money(call):\n            return\n",
-        new="        if engine is not None:\n            return\n",
+        file=_UNMETERED,
+        old="    if not engine.limits.caps_money(call):\n        return\n",
+        new="    if engine is not None:\n        return\n",
         tests=(
             _CLIENT + "test_what_is_not_counted_does_not_pass_a_hard_budget_of_money",
             _CLIENT + "test_a_websocket_is_not_opened_under_a_hard_budget_of_money",
@@ -3002,9 +3003,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(c) 2",
         rule="A budget that was set elsewhere holds for what is not metered too.",
-        file=_LLM,
-        old="            await backend.io(engine.limits.reload)\n",
-        new="            pass\n",
+        file=_UNMETERED,
+        old="        await call.io(engine.limits.reload)\n",
+        new="        pass\n",
         tests=(_CLIENT + "test_a_budget_that_somebody_sets_meanwhile_holds_for_what_is_not_counted_too",),
     ),
     Rule(
