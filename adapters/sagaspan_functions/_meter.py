@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 from sagaspan import ConfigurationError
 from sagaspan.adapters import LlmCall
+from sagaspan.llm.running import Running
 from sagaspan.llm.streams import StreamUsage
 from sagaspan.llm.transcript import Transcript
 
@@ -39,6 +40,7 @@ class Meter:
         self._looked = False
         self._hides_usage = hides_usage
         self._said = StreamUsage()
+        self._running = Running() if is_stream and call.counts else None
         self._transcript = Transcript() if is_stream and call.tells else None
         self._rest = b""
 
@@ -70,7 +72,8 @@ class Meter:
 
     def _read(self, event: bytes) -> bool:
         """Read one event; whether nobody but us wanted it."""
-        if self._transcript is None and not _SAYS.search(event):
+        says = _SAYS.search(event) is not None
+        if not says and self._transcript is None and self._running is None:
             return False
         lines = (line.removeprefix(b"data:") for line in event.splitlines() if line.startswith(b"data:"))
         text = b"\n".join(lines)
@@ -79,7 +82,10 @@ class Meter:
         data = _parsed(text)
         if not isinstance(data, dict):
             return False
-        self._said = self._said.after(data)
+        if self._running is not None:
+            self._running.add(data)
+        if says or self._transcript is not None:
+            self._said = self._said.after(data)
         if self._transcript is not None:
             self._note(self._transcript, data)
         return self._hides_usage and data.get("choices") == []
@@ -90,23 +96,47 @@ class Meter:
         except Exception:  # noqa: BLE001 - an event of another shape: what is only told must not break the stream
             self._transcript = None
 
+    @property
+    def goes_on_past(self) -> int | None:
+        """The tokens that have come, where they are more than is reserved and the answer is not over."""
+        if self._running is None or self._said.is_over:
+            return None
+        tokens = self._came
+        return tokens if tokens > self.call.covered else None
+
+    @property
+    def _came(self) -> int:
+        said = self._said.usage
+        return max(0 if self._running is None else self._running.tokens, 0 if said is None else said.output_tokens)
+
+    def cover(self) -> None:
+        """Have reserved what has come; raises ``BudgetExceeded`` where that cannot be."""
+        if (tokens := self.goes_on_past) is not None:
+            self.call.cover(tokens)
+
+    async def acover(self) -> None:
+        """As ``cover``, in a running loop."""
+        if (tokens := self.goes_on_past) is not None:
+            await self.call.acover(tokens)
+
     def tell(self) -> None:
         """Tell the call what it used, and why it ended, as far as the answer said it."""
         if not self._is_stream:
             settle(self.call, _parsed(self._rest))
             return
+        self.call.came_to(self._came)
         reasons = self._said.finish_reasons
         said = None if self._transcript is None else self._transcript.messages(reasons)
         self.call.messages(output=said, finish_reasons=reasons)
         choices = self.call.demand.choices
-        usage, most = self._said.final(choices), self.call.most_output * choices
+        usage, most = self._said.final(choices), self.call.at_least
         if usage is not None:
             settle(self.call, usage)
         elif self._said.started is not None:
             # Anthropic says first what went in; what came out of a stream that was dropped nobody knows.
             running = self._said.usage or self._said.started
             settle(self.call, replace(running, output_tokens=max(most, running.output_tokens)))
-        elif self._said.usage is not None and self._said.usage.output_tokens > most:
+        elif self._said.usage is not None and self._said.usage.output_tokens >= most:
             settle(self.call, self._said.usage)  # more than was reserved, and that much is sure
 
     def end(self, error: BaseException | None = None) -> None:
@@ -147,7 +177,7 @@ def metered(response: Any, meter: Meter) -> Any:
     return response
 
 
-def _read(meter: Meter, pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _read(meter: Meter, pieces: Iterator[bytes], close: Callable[[], None]) -> Iterator[bytes]:
     """``pieces``, read by ``meter`` on the way."""
     if meter.ended:
         yield from pieces
@@ -163,8 +193,10 @@ def _read(meter: Meter, pieces: Iterator[bytes]) -> Iterator[bytes]:
                 break
             if seen := meter.feed(data):
                 yield seen
+            meter.cover()  # before the next piece is pulled
     except Exception as error:
         meter.end(error)
+        close()  # what is cut must not go on being written, and billed
         raise
     rest = meter.rest()
     meter.end()
@@ -172,7 +204,9 @@ def _read(meter: Meter, pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-async def _aread(meter: Meter, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _aread(
+    meter: Meter, pieces: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]
+) -> AsyncIterator[bytes]:
     """As ``_read``, in a running loop."""
     if meter.ended:
         async for data in pieces:
@@ -189,8 +223,10 @@ async def _aread(meter: Meter, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
                 break
             if seen := meter.feed(piece):
                 yield seen
+            await meter.acover()
     except Exception as error:
         await meter.aend(error)
+        await close()
         raise
     rest = meter.rest()
     await meter.aend()
@@ -202,10 +238,10 @@ async def _aread(meter: Meter, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
 def _metered_type(kind: Any) -> Any:
     class Metered(kind):  # type: ignore[misc] # whatever the HTTP client's response is
         def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-            return _read(getattr(self, _METER), super().iter_bytes(chunk_size))
+            return _read(getattr(self, _METER), super().iter_bytes(chunk_size), self.close)
 
         def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-            return _aread(getattr(self, _METER), super().aiter_bytes(chunk_size))
+            return _aread(getattr(self, _METER), super().aiter_bytes(chunk_size), self.aclose)
 
         def close(self) -> None:
             try:

@@ -13,6 +13,7 @@ from langchain_core.outputs import ChatResult
 from sagaspan import ConfigurationError
 from sagaspan.adapters import LlmCall
 from sagaspan.llm.responses import read_usage
+from sagaspan.llm.running import Running
 
 _REASONS: Final = ("finish_reason", "stop_reason", "done_reason")
 _ROLES: Final = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
@@ -43,6 +44,7 @@ class Answer:
         self._reasons: list[str] = []
         self._chunks: list[AIMessageChunk] = []
         self._begun = False
+        self._running = Running()
         self._interruption: BaseException | None = None
 
     def add(self, chunk: Any) -> None:
@@ -50,6 +52,8 @@ class Answer:
         if not self._begun:
             self._begun = True
             self._call.streams()
+        if self._call.counts:
+            self._running.add(chunk if isinstance(chunk, dict) else chunk.message)
         if isinstance(chunk, dict):
             self._read_event(chunk)
             return
@@ -61,6 +65,13 @@ class Answer:
             self._reasons = [reason]
         if self._call.tells:
             self._chunks.append(message)
+
+    @property
+    def came(self) -> int:
+        """The output tokens that have come so far, at least; 0 if nobody has to know, as once it is over."""
+        if self._reasons:
+            return 0
+        return max(self._running.tokens, self._usage["output_tokens"] if self._usage else 0)
 
     @contextlib.contextmanager
     def read_to_its_end(self) -> Iterator[None]:

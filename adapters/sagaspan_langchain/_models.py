@@ -129,6 +129,7 @@ def _stream_of(guard: Guard, method: Callable[..., Any]) -> Callable[..., Any]:
                     for chunk in _called(method, _unguarded(self), messages, stop, run_manager, options):
                         answer.add(chunk)
                         yield chunk
+                        call.cover(answer.came)
             answer.raise_interruption()
 
     return _stream
@@ -148,6 +149,7 @@ def _astream_of(guard: Guard, method: Callable[..., Any]) -> Callable[..., Any]:
                     async for chunk in _called(method, _unguarded(self), messages, stop, run_manager, options):
                         answer.add(chunk)
                         yield chunk
+                        await call.acover(answer.came)
             answer.raise_interruption()
 
     return _astream

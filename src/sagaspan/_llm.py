@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -30,7 +31,7 @@ from sagaspan._call import Call
 from sagaspan._checks import check_choice
 from sagaspan._clock import now_us
 from sagaspan._context import calls_held, current_run
-from sagaspan._headroom import affordable_output
+from sagaspan._headroom import LEAST_OUTPUT, affordable_output
 from sagaspan._tool import Tool, tool_of
 from sagaspan._unmetered import let_by
 from sagaspan.amounts import MAX_AMOUNT, Unit
@@ -39,6 +40,7 @@ from sagaspan.ledger.attempts import Ended
 from sagaspan.ledger.budgets import AS_RESERVED, ONLY_COUNTED, Spent
 from sagaspan.ledger.ledger import Claim
 from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
+from sagaspan.ledger.store import ReserveChange
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Price, Prices
 from sagaspan.llm.responses import read_usage
@@ -47,12 +49,15 @@ from sagaspan.policy import Policy
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
+    from sagaspan._run import Run
 
 _log = logging.getLogger("sagaspan")
 _POLICY: Final = Policy(effect="read", loop=False)
 _MOST_OUTPUT: Final = 1_000_000
-_MOST_HELD: Final = 15
 """Output tokens that a model without a known limit is assumed to give at most."""
+_MOST_HELD: Final = 15
+_LEAST_STEP: Final = 256
+"""Output tokens by which a reservation is extended at least, as long as there is that much left."""
 
 
 _NOT_GIVEN: Final = object()
@@ -117,6 +122,12 @@ class LlmCall:
         self._secrets: list[str] = []
         self._output: Any = None
         self._finish_reasons: tuple[str, ...] = ()
+        self._came = 0
+        self._covered: int | None = None
+        self._first_covered = 0
+        self._inside: Run | None = None
+        self._step: int | None = None
+        self._growing = threading.Lock()
 
     # -- what users do -----------------------------------------------------------------------------------------
 
@@ -217,6 +228,44 @@ class LlmCall:
         self._answers = True
         self._busy.close()
 
+    @property
+    def counts(self) -> bool:
+        """Whether somebody must count what comes, because a budget has reserved something for it."""
+        claim = self._claim
+        return claim is not None and claim.record.reserved is not None and not self._engine.limits.observes
+
+    @property
+    def covered(self) -> int:
+        """The output tokens, of all choices together, that are reserved."""
+        if self._covered is None:
+            self._covered = self.most_output * self.demand.choices
+        return self._covered
+
+    @property
+    def at_least(self) -> int:
+        """The output tokens that are booked if nobody says how many there were: the limit's, or what came beyond it."""
+        return max(self._first_covered, self._came)
+
+    def came_to(self, output_tokens: int) -> None:
+        """Note that an answer has come to so many tokens, all choices together: so much is booked at least."""
+        self._came = max(self._came, output_tokens)
+
+    def cover(self, output_tokens: int) -> None:
+        """Say how far an answer has come, in tokens of all choices together; what is not reserved yet is reserved now.
+
+        Does nothing as long as so much is reserved, so it may be said with every piece. Raises ``BudgetExceeded`` where
+        the budgets cannot pay for more: read no further then, and close the answer; or ``StoreError``.
+        """
+        self.came_to(output_tokens)
+        if output_tokens > self.covered and self.counts:
+            run_sync(self._cover(output_tokens))
+
+    async def acover(self, output_tokens: int) -> None:
+        """As ``cover``, in a running loop."""
+        self.came_to(output_tokens)
+        if output_tokens > self.covered and self.counts:
+            await self._cover(output_tokens)
+
     def abandon(self, first: Callable[[], None] = lambda: None) -> None:
         """Settle it from a finalizer: soon, and from another thread, which calls ``first`` before."""
         if self._claim is not None:
@@ -254,7 +303,7 @@ class LlmCall:
         if self._limit_output and self.demand.output_tokens is None and not self._engine.limits.observes:
             await self._limit(backend)
         call = self._make_call(backend)
-        bound = self._prices.bound(self.model, self.demand, self.provider)
+        bound = self._bound(self.demand)
         call = call.declare(costs=self._costs(bound))
         self._span = spans.start(
             self._engine.tracer, call.tool.name, llm_spans.opening(self._asked, call, self.demand.output_tokens)
@@ -264,7 +313,7 @@ class LlmCall:
             # A stream may be read when its run is over, and repeat what was redacted in that.
             self._tells, self._secrets = True, live.keep()
         run = current_run.get()
-        inside = run if run is not None and run.id == call.run.id else None
+        inside = self._inside = run if run is not None and run.id == call.run.id else None
         try:
             if bound.missing is not None and self._engine.limits.caps_money(call):
                 raise PolicyDenied(
@@ -281,7 +330,7 @@ class LlmCall:
             if inside is not None and isinstance(error, BudgetExceeded) and not error.in_flight:
                 inside.doom(error)
             raise
-        self._call = call
+        self._call, self._first_covered = call, self.covered
         calls_held.set((*calls_held.get()[-_MOST_HELD:], call.id))
         self._started_us = now_us() if self._claim is None else self._claim.record.started_us
 
@@ -317,15 +366,55 @@ class LlmCall:
         most = self._prices.affordable(self.model, self.demand, MAX_AMOUNT, self.provider)
         return _MOST_OUTPUT if most is None else min(most, _MOST_OUTPUT)  # what nobody prices, money hardly limits
 
+    def _bound(self, demand: Demand) -> Price:
+        return self._prices.bound(self.model, demand, self.provider)
+
     def _costs(self, bound: Price) -> Mapping[str, int]:
-        tokens = self.demand.input_tokens + self.most_output * self.demand.choices
-        return {Unit.USD: bound.nano_usd, Unit.TOKENS: tokens, Unit.CALLS: 1}
+        return {Unit.USD: bound.nano_usd, Unit.TOKENS: self.demand.input_tokens + self.covered, Unit.CALLS: 1}
+
+    async def _cover(self, output_tokens: int) -> None:
+        """Reserve for ``output_tokens`` and a step beyond: a large one first, so that few steps go far."""
+        assert self._call is not None  # noqa: S101 - it was begun
+        step = max(self.covered // 2, _LEAST_STEP) if self._step is None else self._step
+        while True:
+            finished = await self._call.shielded(self._extend, output_tokens + step)
+            if finished.interrupted is not None:
+                raise finished.interrupted
+            refused = finished.value
+            if refused is None:
+                return
+            if step < LEAST_OUTPUT:
+                break
+            step //= 4
+            self._step = step  # there is little left: from here on in small steps
+        error = await self._call.io(self._engine.limits.cut, self._call, refused)
+        if self._inside is not None:
+            self._inside.doom(error)
+        raise error
+
+    def _extend(self, output_tokens: int) -> ReserveChange | None:
+        """Reserve for an answer of so many tokens; the reservation that did not fit, if one did not."""
+        assert self._call is not None  # noqa: S101 - it was begun
+        with self._growing:
+            if self._is_over or self._claim is None:
+                return None
+            grown = self._grown(output_tokens)
+            held, wanted = self._bound(self.demand).nano_usd, self._bound(grown).nano_usd
+            more: dict[str, int] = {Unit.USD: wanted - held, Unit.TOKENS: output_tokens - self.covered}
+            refused = self._engine.ledger.extend(self._call, self._claim, more)
+            if refused is None:
+                self.demand, self._covered = grown, output_tokens
+            return refused
+
+    def _grown(self, output_tokens: int) -> Demand:
+        return replace(self.demand, output_tokens=-(-output_tokens // max(self.demand.choices, 1)))
 
     async def end(self, error: BaseException | None) -> None:
         """Settle it; ``error`` is what ended it, if anything did."""
         if self._call is None or self._is_over:
             return
-        self._is_over = True
+        with self._growing:
+            self._is_over = True
         try:
             ended, spent = self._ended(error)
             self._booked = spent.usage
@@ -370,9 +459,13 @@ class LlmCall:
         return Spent(amounts=amounts, usage=self._row(usage, cost.nano_usd, cost.source))
 
     def _as_reserved(self) -> Spent:
-        bound = self._prices.bound(self.model, self.demand, self.provider)
-        most = Usage(input_tokens=self.demand.input_tokens, output_tokens=self.most_output * self.demand.choices)
-        return Spent(amounts=AS_RESERVED.amounts, usage=self._row(most, bound.nano_usd, f"{bound.source}, as reserved"))
+        is_more = self._came > self._first_covered
+        if is_more:  # no limit held: what came is all that is sure
+            self.demand, self._covered = self._grown(self._came), self._came
+        bound = self._bound(self.demand)
+        amounts = self._costs(bound) if is_more else AS_RESERVED.amounts
+        most = Usage(input_tokens=self.demand.input_tokens, output_tokens=self.covered)
+        return Spent(amounts=amounts, usage=self._row(most, bound.nano_usd, f"{bound.source}, as reserved"))
 
     def _row(self, usage: Usage, cost: int, source: str) -> UsageRecord:
         assert self._call is not None  # noqa: S101 - it was begun

@@ -145,6 +145,8 @@ _TARIFFS = "tests/llm/test_tariff.py::"
 _PRICE = "tests/llm/test_prices.py::"
 _USAGE = "tests/llm/test_responses.py::"
 _REQUESTS = "tests/llm/test_demands.py::"
+_CUT = "tests/adapters/functions/test_cut.py::"
+_EXTENDING = "src/sagaspan/ledger/extending.py"
 _BILL = "tests/llm/test_bills.py::"
 _METERING = "tests/llm/test_metering.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
@@ -3822,6 +3824,54 @@ RULES: Final[tuple[Rule, ...]] = (
         old="        return not self._answers and costs_nothing",
         new="        return costs_nothing",
         tests=(_METERING + "test_an_answer_that_has_begun_costs_whatever_ends_it",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream that goes on past what is reserved for it, and for which there is no more, is cut.",
+        file=_METER,
+        old="            self.call.cover(tokens)\n",
+        new="            pass\n",
+        tests=(_CUT + "test_a_stream_that_goes_on_past_its_limit_is_cut", _CUT + "test_helpers_are_cut_too"),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="What a stream is extended by is reserved of its budgets.",
+        file=_EXTENDING,
+        old="record.version), *reserves]",
+        new="record.version)]",
+        tests=(_CUT + "test_a_stream_that_goes_on_past_its_limit_is_cut",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="What a stream was extended by lies in its record.",
+        file=_EXTENDING,
+        old="now_us(), reserved=reserving_more(record, reserves))",
+        new="now_us())",
+        tests=(_CUT + "test_a_stream_is_extended_while_there_is_budget",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream is extended under the limits that hold then.",
+        file=_EXTENDING,
+        old="    limits.reload()\n",
+        new="",
+        tests=(_CUT + "test_a_limit_that_is_lowered_meanwhile_cuts",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream within its limit is not cut.",
+        file="src/sagaspan/llm/running.py",
+        old="self._letters // _LETTERS_AT_MOST",
+        new="self._letters",
+        tests=(_CUT + "test_a_stream_within_its_limit_is_never_cut",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="What came of a stream that was cut is booked, also where it is more than was reserved.",
+        file=_LLM,
+        old="        is_more = self._came > self._first_covered\n",
+        new="        is_more = False\n",
+        tests=(_CUT + "test_a_running_count_of_the_server_s_own_is_believed",),
     ),
     Rule(
         section="(c) 6",

@@ -42,6 +42,15 @@ def reserving(changes: Sequence[ReserveChange]) -> str | None:
     return _written([(change.record, change.amount) for change in changes]) if changes else None
 
 
+def reserving_more(record: CallRecord, changes: Sequence[ReserveChange]) -> str | None:
+    """What ``record`` says of its reservations with those of ``changes`` on top."""
+    held = dict(reserved_by(record))
+    for change in changes:
+        budget = replaced(change.record, cap=None)
+        held[budget] = held.get(budget, 0) + change.amount
+    return _written(held.items()) if held else None
+
+
 def _written(amounts: Iterable[tuple[BudgetRecord, int]]) -> str:
     return _text(tuple([(row.scope, row.unit, row.window, row.start_us, amount) for row, amount in amounts]))
 

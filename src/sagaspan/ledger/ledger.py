@@ -7,7 +7,7 @@ or refused, by its state. Time alone never permits a second run; only evidence o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from sagaspan.ledger.attempts import Ended, History, UntilSettled, body_token, r
 from sagaspan.ledger.budgets import AS_RESERVED, NOTHING, ONLY_COUNTED, Spent, booked, reserving, settling, spending
 from sagaspan.ledger.costs import rate_of, spent_by
 from sagaspan.ledger.encryption import check_fingerprint
+from sagaspan.ledger.extending import extend
 from sagaspan.ledger.families import family, outermost
 from sagaspan.ledger.in_doubt import (
     FindProbe,
@@ -600,6 +601,14 @@ class Ledger:
         claimed = await self._claim(call)
         assert not isinstance(claimed, Result)  # noqa: S101 - nobody else has its key
         return claimed[1]
+
+    def extend(self, call: Call, claim: Claim, more: Mapping[str, int]) -> ReserveChange | None:
+        """Reserve ``more`` for a call that was begun; the reservation that did not fit, if one did not."""
+        found = extend(self._store, self._limits, call, claim.record, more)
+        if isinstance(found, ReserveChange):
+            return found
+        claim.record = found
+        return None
 
     async def end(self, call: Call, claim: Claim, ended: Ended, spent: Spent) -> CallRecord:
         """Settle a call that was begun."""

@@ -251,6 +251,15 @@ class Limits:
         metrics.refusal("rate_limited", refused.name, Unit.CALLS)
         return self._too_fast(call, refused)
 
+    def cut(self, call: Call, refused: ReserveChange) -> BudgetExceeded:
+        """The error of a call whose answer went on past what was reserved for it, and could not reserve more."""
+        metrics.refusal("budget_exceeded", refused.record.scope, refused.record.unit)
+        error = self._exceeded(
+            call, refused, f"the answer of {call.tool.name!r} was cut: it goes on past what is reserved for it, more is"
+        )
+        error.tool_ran = "yes"
+        return error
+
     def _too_fast(self, call: Call, change: RateChange) -> RateLimited:
         arrival = self._store.arrival_of(change.namespace, change.name) or change.now_ns
         wait = max(arrival + change.interval_ns - change.now_ns - change.burst * change.interval_ns, 0) / 1e9
@@ -260,15 +269,18 @@ class Limits:
             retry_after=wait,
         )
 
-    def _exceeded(self, call: Call, change: ReserveChange, *, in_flight: bool = False) -> BudgetExceeded:
-        """The error of a call whose reservation ``change`` was refused."""
+    def _exceeded(
+        self, call: Call, change: ReserveChange, what: str | None = None, *, in_flight: bool = False
+    ) -> BudgetExceeded:
+        """The error of a call whose reservation ``change`` was refused; ``what`` is how its message begins."""
+        what = what or f"tool {call.tool.name!r} did not run: it needs"
         wanted, now = change.record, self._store.budget(change.record)
         unit, window = Unit(wanted.unit), Window(wanted.window) if wanted.window else None
         limit, used = wanted.cap or 0, now.spent + now.overdraft
         resets = window_end(window, wanted.start_us) if window else None
         left = max(limit - used - now.reserved, 0)
         return BudgetExceeded(
-            f"tool {call.tool.name!r} did not run: it needs {show_amount(change.amount, unit)}, and the budget of "
+            f"{what} {show_amount(change.amount, unit)}, and the budget of "
             f"{wanted.scope!r} ({show_amount(limit, unit)}{f'/{window}' if window else ''}) has "
             f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. "
             f"{_WHEN_ENDED if in_flight else _remedy(call, wanted, resets)}",

@@ -20,6 +20,7 @@ class CallEvent(StrEnum):
 
     CLAIM = "claim"
     ATTEMPT = "attempt"
+    EXTEND = "extend"
     SUCCEED = "succeed"
     FAIL = "fail"
     LOSE = "lose"
@@ -73,6 +74,7 @@ CALL_TABLE: Final[Mapping[tuple[CallState | None, CallEvent], CallState]] = {
     (_C.UNKNOWN, _E.CLAIM): _C.RUNNING,
     (_C.NEEDS_HUMAN, _E.CLAIM): _C.RUNNING,
     (_C.RUNNING, _E.ATTEMPT): _C.RUNNING,
+    (_C.RUNNING, _E.EXTEND): _C.RUNNING,  # it goes on past what it had reserved, and has reserved more
     (_C.RUNNING, _E.SUCCEED): _C.DONE,
     (_C.RUNNING, _E.FAIL): _C.FAILED,
     (_C.RUNNING, _E.LOSE): _C.UNKNOWN,

@@ -64,7 +64,7 @@ class StreamUsage:
             response = get(event, "response")
             usage = read_usage(response) or self.usage
             return replace(self, usage=usage, ended=self._ended(finish_reasons(response)), is_over=True)
-        visible = self.visible_bytes + sum(len(text.encode(errors="replace")) for text in _texts(event, kind))
+        visible = self.visible_bytes + sum(len(text.encode(errors="replace")) for text in texts_of(event))
         ended = [(get(one, "index") or 0, get(one, "finish_reason")) for one in get(event, "choices") or ()]
         said = tuple((index, reason) for index, reason in ended if isinstance(reason, str))
         usage, all_ended = self._with(event), (*self.ended, *said)
@@ -99,21 +99,29 @@ _ANTHROPIC: Final = (
 )  # fmt: skip
 
 
-def _texts(event: Any, kind: Any) -> Iterator[str]:
+def texts_of(event: Any) -> Iterator[str]:
     """What the model wrote in this event: text, refusals, tool arguments, reasoning that is shown."""
-    delta = get(event, "delta")
+    kind, delta = get(event, "type"), get(event, "delta")
     found: list[Any] = [delta] if type(kind) is str and kind.endswith(".delta") else []
     if kind == "content_block_delta":
         found += [get(delta, name) for name in ("text", "partial_json", "thinking")]
     for choice in get(event, "choices") or ():
         found += _of_choice(get(choice, "delta"))
     if get(event, "tool_call_chunks") is not None:
-        found += [get(event, "content"), *(get(call, "args") for call in get(event, "tool_call_chunks"))]
+        found += [*_blocks(get(event, "content")), *(get(call, "args") for call in get(event, "tool_call_chunks"))]
     return (text for text in found if type(text) is str)
 
 
+def _blocks(content: Any) -> list[Any]:
+    """The texts of a message's content, whole or in blocks."""
+    if not isinstance(content, list):
+        return [content]
+    return [get(block, name) for block in content for name in ("text", "thinking", "reasoning")]
+
+
 def _of_choice(delta: Any) -> list[Any]:
-    pieces = [get(delta, name) for name in ("content", "refusal", "reasoning_content", "reasoning")]
+    thought = get(delta, "reasoning_content")  # some servers say it twice, under both names
+    pieces = [get(delta, "content"), get(delta, "refusal"), get(delta, "reasoning") if thought is None else thought]
     for call in (*(get(delta, "tool_calls") or ()), delta):
         function = get(call, "function") or get(call, "function_call")
         pieces += [get(function, "name"), get(function, "arguments")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
@@ -229,6 +230,27 @@ class Running(Counted):
         asked: Any = {"input_tokens": 1, "output_tokens": 0, "total_tokens": 1}
         yield ChatGenerationChunk(message=AIMessageChunk("one", usage_metadata=asked))
         yield from super()._chunks()
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+async def test_a_stream_that_goes_on_past_its_limit_is_cut(store_url: str, how: str) -> None:
+    """At what the budget can pay for; one that keeps to its limit is not."""
+    seen = []
+    for model, words in ((Counted(max_tokens=100), 100), (Counted(max_tokens=100), 3000)):
+        model.text = "worded " * words
+        budget = "0.002 USD" if words > 100 else "0.0002 USD"
+        with (
+            Guard(store_url, prices={"counted": {"input": 0, "output": 2}}) as guard,
+            contextlib.suppress(BudgetExceeded),
+        ):
+            async with guard.run("r", id=f"r{words}", budget=budget):
+                if how == "stream":
+                    seen += list(guard.wrap(model).stream("hi"))
+                else:
+                    seen += [chunk async for chunk in guard.wrap(model).astream("hi")]
+    assert guard.runs.get("r100").status == "completed"
+    assert guard.runs.get("r3000").reason == "budget"
+    assert Decimal("0.0019") < guard.usage(run="r3000").spent <= Decimal("0.002")
 
 
 def test_a_running_count_of_an_abandoned_stream_is_not_what_it_cost(guard: Guard) -> None:
