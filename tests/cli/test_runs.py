@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.cli.conftest import Sagaspan
@@ -84,3 +86,30 @@ def test_json_stays_json_when_nothing_is_found_or_understood(sagaspan: Sagaspan,
         pass
     assert sagaspan("show", "nothing", "--json").json["kind"] == "NotFound"
     assert sagaspan("runs", "show", "nothing", "--json").json["kind"] == "NotFound"
+
+
+@pytest.mark.usefixtures("day")
+class TestExport:
+    """The report of one run, for whoever has to explain it."""
+
+    def test_it_says_what_happened_was_undone_and_is_open(self, sagaspan: Sagaspan) -> None:
+        """With the next command for what a person has to do."""
+        text = sagaspan("runs", "export", "stuck-1").out
+        assert text.startswith("# Run stuck-1: partially\\_compensated\n")
+        chapters = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
+        assert list(chapters) == [
+            "What happened", "Who approved", "What it cost", "What was undone", "What is open", "History",
+        ]  # fmt: skip
+        assert "| book |" in chapters["What happened"]
+        assert "Nobody was asked." in chapters["Who approved"]
+        assert "the hotel does not answer" in chapters["What was undone"]
+        assert "sagaspan compensate stuck-1 --call" in chapters["What is open"]
+        assert "\x1b" not in text
+
+    def test_a_run_that_went_well_has_nothing_open(self, sagaspan: Sagaspan, tmp_path: Path) -> None:
+        """Also as JSON, and into a file."""
+        target = tmp_path / "report.md"
+        assert sagaspan("runs", "export", "paid-1", "-o", str(target)).code == 0
+        assert "## What is open\n\nNothing." in target.read_text()
+        assert sagaspan("runs", "export", "paid-1", "-f", "json").json["id"] == "paid-1"
+        assert sagaspan("runs", "export", "nothing").code == 3

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 
+import duckdb
 import pytest
 
+from sagaspan import BudgetExceeded, Guard
 from sagaspan.index.lock import locked
 from tests.cli.conftest import Sagaspan
 
@@ -32,6 +36,70 @@ class TestTraces:
         assert "execute_tool book" in lines[2]
         assert "execute_tool cancel" in lines[3]
         assert sagaspan("traces", "show", trace_id, "--json").json[0]["name"] == "sagaspan trip"
+
+    def test_list_and_filter_take_what_fits(self, sagaspan: Sagaspan) -> None:
+        """Traces that have some span that fits, or single spans."""
+
+        def runs(*options: str) -> list[str]:
+            return sorted(trace["run_id"] for trace in sagaspan("traces", "list", *options, "--json").json)
+
+        everything = ["lost-1", "paid-1", "stuck-1"]
+        assert runs() == everything
+        assert runs("--status", "completed") == ["paid-1"]
+        assert runs("-s", "compensated", "-s", "partially_compensated") == ["lost-1", "stuck-1"]
+        assert runs("--status", "ok") == ["paid-1"]
+        assert runs("--tool", "p*") == ["paid-1"]
+        assert runs("--since", "1h", "--until", "2100-01-01") == everything
+        assert runs("--until", "1h") == []
+        assert runs("--max-duration", "1ms") == []
+        assert runs("--min-duration", "0s", "--limit", "1", "--offset", "2") in [[run] for run in everything]
+        assert runs("--agent", "nobody") == runs("--model", "gpt-4o") == []
+        spans = sagaspan("traces", "filter", "--tool", "cancel", "--status", "error", "--json").json
+        assert [(span["tool"], span["run_id"]) for span in spans] == [("cancel", "stuck-1")]
+        assert "No spans that fit." in sagaspan("traces", "filter", "--tool", "nothing").out
+        assert sagaspan("traces", "list", "--status", "complete").code == 2
+
+    @pytest.mark.parametrize("form", ["json", "csv", "md"])
+    def test_export_has_every_span(self, sagaspan: Sagaspan, tmp_path: Path, form: str) -> None:
+        """Of one trace, or of all that fit; to standard output or a file."""
+        trace_id = sagaspan("traces", "list", "--run", "lost-1", "--json").json[0]["trace_id"]
+        text = sagaspan("traces", "export", trace_id[:16], "-f", form).out
+        assert text.count("execute_tool book" if form != "md" else r"execute\_tool book |") == 1
+        assert trace_id in text
+        target = tmp_path / "out"
+        assert sagaspan("traces", "export", "--status", "error", "-f", form, "-o", str(target)).code == 0
+        assert trace_id in target.read_text()
+        if form == "json":
+            assert len(json.loads(target.read_text())) == 2
+
+    def test_parquet_needs_a_file_and_is_whole(self, sagaspan: Sagaspan, tmp_path: Path) -> None:
+        """Of traces and of any query."""
+        assert sagaspan("traces", "export", "-f", "parquet").code == 2
+        assert sagaspan("sql", "from spans", "-f", "parquet").code == 2
+        for name, command in (("a", ["traces", "export"]), ("b", ["sql", "select trace_id from spans -- all"])):
+            target = tmp_path / f"{name}.parquet"
+            assert sagaspan(*command, "-f", "parquet", "-o", str(target)).code == 0
+            with duckdb.connect() as connection:
+                (rows,) = connection.execute("select count(trace_id) from read_parquet(?)", [str(target)]).fetchall()
+            assert rows[0] == len(sagaspan("sql", "from spans", "--json").json)
+        assert sagaspan("sql", "delete from spans", "-f", "parquet", "-o", str(tmp_path / "c")).code == 1
+        assert {path.name for path in tmp_path.iterdir()} == {".sagaspan", "a.parquet", "b.parquet"}
+
+    def test_named_queries_are_listed_and_asked(self, sagaspan: Sagaspan) -> None:
+        """A name that there is not is exit code 3; with the ledger's tables up to date."""
+        listed = {found["name"] for found in sagaspan("sql", "--named", "--json").json}
+        assert {"failures-by-tool", "open-calls", "columns"} <= listed
+        assert "runs-by-outcome" in sagaspan("sql", "--named").out
+        found = sagaspan("sql", "--named", "runs-by-outcome", "--json").json
+        assert {run["state"]: run["runs"] for run in found} == {
+            "completed": 1,
+            "compensated": 1,
+            "partially_compensated": 1,
+        }
+        assert sagaspan("sql", "--named", "nothing").code == 3
+        assert sagaspan("sql").code == sagaspan("sql", "select 1", "--named", "columns").code == 2
+        found = sagaspan("sql", "select run_id, state from ledger.runs where run_id = 'paid-1'", "--json").json
+        assert found == [{"run_id": "paid-1", "state": "completed"}]
 
     def test_an_unknown_trace_is_not_found(self, sagaspan: Sagaspan) -> None:
         """Exit code 3."""
@@ -103,3 +171,40 @@ def test_no_traces_is_one_sentence(sagaspan: Sagaspan) -> None:
     answer = sagaspan("traces", "list")
     assert answer.code == 1
     assert "configure_tracing" in answer.err
+
+
+def test_a_captured_trace_shows_thoughts_words_and_stacks(
+    sagaspan: Sagaspan, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the content opt-in; costs, refusals and rules are always there."""
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
+    pay = guard.tool("pay", effect="write", cost="0.4 USD")(_pay)
+    with contextlib.suppress(BudgetExceeded), guard.run("desk", id="d1", budget="0.5 USD"):
+        with guard.llm_call("gpt-4o", input_tokens=100, max_output_tokens=50) as call:
+            thought = {"role": "assistant", "parts": [{"type": "reasoning", "content": "the card may be bad"}]}
+            call.messages(output=[thought])
+            call.settle(input_tokens=90, output_tokens=20)
+        with contextlib.suppress(CardDeclined):
+            pay(card="bad")
+        pay(card="good")
+        pay(card="other")
+    trace_id = sagaspan("traces", "list", "--json").json[0]["trace_id"]
+    shown = sagaspan("traces", "show", trace_id).out
+    assert "thinks: the card may be bad" in shown
+    assert "90 > 20 tokens" in shown
+    assert "refused: budget_exceeded" in shown
+    assert "budget of run:d1" in shown
+    assert "raise CardDeclined" in shown
+    assert 'in: {"card":"bad"}' in shown
+    report = sagaspan("runs", "export", "d1").out
+    assert "the card may be bad" in report
+
+
+class CardDeclined(Exception):
+    pass
+
+
+def _pay(card: str) -> str:
+    if card == "bad":
+        raise CardDeclined("declined")
+    return f"paid by {card}"

@@ -64,9 +64,7 @@ def test_gzip_and_zstd_files_are_read_once(index: TraceIndex, tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl.gz", "b.jsonl.zst", "index.duckdb", ".lock"}
 
 
-def test_messages_of_a_compressing_collector_are_read_as_far_as_they_are_whole(
-    index: TraceIndex, tmp_path: Path
-) -> None:
+def test_messages_of_a_compressing_collector_wait_until_they_are_whole(index: TraceIndex, tmp_path: Path) -> None:
     """Each message behind its length; one that is being written waits, and what follows is read on from there."""
     path = tmp_path / "collector.json"
     late = message(line(span(2, "c", spanId="")), tmp_path)

@@ -14,7 +14,9 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, StaticSampler
 
+from sagaspan.exceptions import ConfigurationError
 from sagaspan.telemetry import JsonLinesSpanProcessor
+from sagaspan.telemetry.retention import ROTATE_SECONDS, Retention, forget_old
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,3 +261,117 @@ def test_a_torn_line_ends_its_file(traces: Path) -> None:
     for path in traces.iterdir():
         for line in path.read_bytes().split(b"\n")[:-1]:
             json.loads(line)
+
+
+def test_a_large_file_is_left_for_a_new_one(traces: Path) -> None:
+    """No thread loses or tears a line at that, and of threads that leave it at once all go to the same one."""
+    sink = JsonLinesSpanProcessor(traces, max_bytes=20_000)
+    tracer = provider_with(sink).get_tracer("t")
+    barrier = threading.Barrier(4)
+
+    def work(name: str) -> None:
+        barrier.wait()
+        for _ in range(100):
+            tracer.start_span(name, attributes={"text": "x" * 500}).end()
+
+    threads = [threading.Thread(target=work, args=(f"t{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sink.shutdown()
+    assert names(traces) == {f"t{number}": 100 for number in range(4)}
+    sizes = sorted(path.stat().st_size for path in traces.iterdir())
+    assert len(sizes) > 5
+    assert sizes[-1] < 40_000
+    assert len(sizes) < 20
+
+
+def test_a_file_is_left_after_an_hour(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what tells others that nobody writes to it any more."""
+    sink = JsonLinesSpanProcessor(traces)
+    tracer = provider_with(sink).get_tracer("t")
+    tracer.start_span("before").end()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + ROTATE_SECONDS + 1)
+    tracer.start_span("after").end()
+    sink.shutdown()
+    assert names(traces) == {"before": 1, "after": 1}
+    assert len(list(traces.iterdir())) == 2
+
+
+def a_file(folder: Path, hours: float, *, size: int = 1000, pid: int = 7) -> Path:
+    begun = datetime.now(UTC) - timedelta(hours=hours)
+    path = folder / f"shop-{begun:%Y%m%dT%H%M%SZ}-{pid}-{int(hours * 100):08x}.jsonl"
+    path.write_bytes(b"x" * size)
+    os.utime(path, (begun.timestamp(),) * 2)
+    return path
+
+
+def test_the_oldest_files_go_first_and_never_one_that_is_written_to(tmp_path: Path) -> None:
+    """By size and by age; what is not ours, and what somebody may still write to, stays."""
+    old, older, oldest = (a_file(tmp_path, hours, pid=hours) for hours in (2, 50, 100))
+    written = a_file(tmp_path, 0.5, size=10_000)
+    other = tmp_path / "collector.jsonl"
+    other.write_bytes(b"x" * 100_000)
+    assert forget_old(tmp_path, Retention(max_bytes=12_500)) == [oldest]
+    assert forget_old(tmp_path, Retention(max_bytes=None, max_seconds=86_400)) == [older]
+    assert forget_old(tmp_path, Retention(max_bytes=None)) == []
+    assert forget_old(tmp_path, Retention(max_bytes=0)) == [old]
+    assert set(tmp_path.iterdir()) == {written, other}
+
+
+def test_the_sink_forgets_when_it_begins_a_file(traces: Path) -> None:
+    """Where no command line ever runs the disk is bounded too."""
+    traces.mkdir(parents=True)
+    old = a_file(traces, 30)
+    sink = JsonLinesSpanProcessor(traces, retention=Retention(max_bytes=100))
+    provider_with(sink).get_tracer("t").start_span("now").end()
+    sink.shutdown()
+    assert not old.exists()
+    assert names(traces) == {"now": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "retention"),
+    [
+        ("30d", Retention(max_bytes=None, max_seconds=30 * 86_400)),
+        ("5GB", Retention(max_bytes=5 * 10**9)),
+        ("12h, 1.5 gb", Retention(max_bytes=1_500_000_000, max_seconds=12 * 3600)),
+        ("all", Retention(max_bytes=None)),
+    ],
+)
+def test_retention_is_written_as_people_write_it(text: str, retention: Retention) -> None:
+    """How old, how large, or both."""
+    assert Retention.parse(text) == retention
+
+
+@pytest.mark.parametrize("text", ["", "30", "30x", "5GB 6GB", "for ever", "-1d"])
+def test_retention_that_cannot_be_read_is_refused(text: str) -> None:
+    """A typo must neither keep nor delete everything."""
+    with pytest.raises(ConfigurationError, match="30d"):
+        Retention.parse(text)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_left_alone_and_tried_again(
+    sink: JsonLinesSpanProcessor, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spans are counted as lost without touching the disk again for a while; then they are written again."""
+    tracer = provider_with(sink).get_tracer("t")
+    tracer.start_span("before").end()
+    file = sink._file
+    assert file is not None
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, file.descriptor)
+    os.close(full)
+    tracer.start_span("lost").end()
+    monkeypatch.setattr(os, "write", lambda *_: pytest.fail("the disk was asked again"))
+    tracer.start_span("lost too").end()
+    assert sink.dropped == 2
+    monkeypatch.undo()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 31 + ROTATE_SECONDS)
+    tracer.start_span("after").end()
+    assert names(traces) == {"before": 1, "after": 1}
+    assert sink.dropped == 2

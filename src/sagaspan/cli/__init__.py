@@ -20,7 +20,7 @@ _COMMANDS = {
     "demo": ("demo", "The whole story, offline, in seconds."),
     "status": ("status", "Everything that needs a person, each with its next command; exit 4 if any."),
     "show": ("show", "A run, call, approval, trace or idempotency key, by unique prefix."),
-    "runs": ("runs", "What agents did: list, show, pause, resume."),
+    "runs": ("runs", "What agents did: list, show, export, pause, resume."),
     "calls": ("calls", "What was called, what is in doubt: list, show, duplicates, resolve."),
     "approvals": ("approvals", "What waits for approval: list, show, approve, deny, edit, watch."),
     "notifications": ("notifications", "What hooks were told, and did not take: list, retry, drop."),

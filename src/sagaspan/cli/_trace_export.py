@@ -9,7 +9,7 @@ from typing import IO, Any, Final
 
 from sagaspan import semconv
 from sagaspan.cli._render import dumped, plain_error, visible, when
-from sagaspan.cli._trace_tree import details, facts_of, milliseconds, totals
+from sagaspan.cli._trace_tree import details, facts_of, legible, milliseconds, totals
 
 COLUMNS: Final = (
     "trace_id", "span_id", "parent_span_id", "start", "duration_ms", "name", "kind", "operation", "tool", "model",
@@ -92,9 +92,5 @@ def fenced(text: str) -> str:
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"{fence}\n{visible_lines(text)}\n{fence}\n\n"
-
-
-def visible_lines(text: str) -> str:
-    """Several lines, nothing in them obeyed."""
-    return "\n".join(visible(line) for line in text.split("\n"))
+    lines = "\n".join(legible(line) for line in text.split("\n"))
+    return f"{fence}\n{lines}\n{fence}\n\n"

@@ -29,7 +29,7 @@ def emit_tree(spans: Sequence[Any]) -> None:
     for span in spans:
         branch = branches[span.depth] = branches[span.depth - 1].add(_label(span, tools))
         for text, style in details(span):
-            branch.add(Text(visible(text), style=style))
+            branch.add(Text(legible(text), style=style))
     console().print(tree)
     if total := totals(spans):
         console().print(Text(total, style="dim"), soft_wrap=True)
@@ -76,11 +76,17 @@ def details(span: Any) -> Iterator[tuple[str, str]]:
     if thought := reasoning(span.attributes.get(semconv.GEN_AI_OUTPUT_MESSAGES)):
         yield f"thinks: {short(thought, _REASONING)}", "italic cyan"
     if span.input is not None:
-        yield f"in:  {short(span.input, _CONTENT)}", "dim"
+        yield f"in: {short(span.input, _CONTENT)}", "dim"
     if span.output is not None:
         yield f"out: {short(span.output, _CONTENT)}", "dim"
     for line in (span.stack or "").strip().splitlines()[-_STACK:]:
         yield line.rstrip(), "red dim"
+
+
+def legible(line: str) -> str:
+    """A line of which nothing is obeyed, as far in as it is."""
+    rest = line.lstrip(" ")
+    return " " * (len(line) - len(rest)) + visible(rest)
 
 
 def reasoning(messages: str | None) -> str:

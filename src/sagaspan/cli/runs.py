@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import click
 
 from sagaspan.cli._decided import as_data, emit_requests, requests_of
 from sagaspan.cli._found import namespace_of, the_run, with_namespaces
 from sagaspan.cli._options import Settings, common_options, namespace_option, pass_settings
-from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say, short, styled, visible, when
+from sagaspan.cli._render import dumped, emit_json, emit_table, lately, plain_error, say, short, styled, visible, when
 from sagaspan.ledger.records import CallInfo, CallState, Phase, RunInfo, RunState
 
 
@@ -58,6 +59,33 @@ def show_run(settings: Settings, run_id: str, namespace: str | None) -> None:
     print_run(Runs(store).complete(the_run(store, run_id, namespace)), settings)
 
 
+@runs.command("export")
+@click.argument("run_id")
+@click.option("--format", "-f", "form", type=click.Choice(["md", "json"]), default="md", show_default=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Default: standard output.")
+@namespace_option
+@common_options
+@pass_settings
+def export_run(settings: Settings, run_id: str, form: str, output: Path | None, namespace: str | None) -> None:
+    """The report of one run: what happened, who approved, what it cost, what was undone, what is open.
+
+    Arguments and results are in it as far as they are recorded: see to who gets it.
+    """
+    from sagaspan._views import Runs
+    from sagaspan.cli.traces import writing
+
+    store = settings.open_store()
+    run = Runs(store).complete(the_run(store, run_id, namespace))
+    if settings.as_json or form == "json":
+        text = f"{dumped(_as_data(run, settings), 2)}\n"
+    else:
+        from sagaspan.cli._incident import report
+
+        text = report(run, settings)
+    with writing(output) as out:
+        out.write(text)
+
+
 @runs.command()
 @click.argument("run_id")
 @click.option("--reason", required=True, help="Why, for whoever finds it paused.")
@@ -101,10 +129,10 @@ def resume(settings: Settings, run_id: str, actor: str | None, namespace: str | 
 
 def print_run(run: RunInfo, settings: Settings) -> None:
     """A run and its calls."""
-    requests = requests_of(settings.open_store(), run.namespace, run.id)
     if settings.as_json:
-        emit_json({**{field.name: getattr(run, field.name) for field in fields(run)}, "approvals": as_data(requests)})
+        emit_json(_as_data(run, settings))
         return
+    requests = requests_of(settings.open_store(), run.namespace, run.id)
     from rich.text import Text
 
     from sagaspan.cli._render import console
@@ -130,6 +158,11 @@ def print_run(run: RunInfo, settings: Settings) -> None:
     emit_table(columns, _call_rows(run.calls), spare=("tries",))
     emit_requests(requests)
     _say_next(run, settings)
+
+
+def _as_data(run: RunInfo, settings: Settings) -> dict[str, object]:
+    requests = requests_of(settings.open_store(), run.namespace, run.id)
+    return {**{field.name: getattr(run, field.name) for field in fields(run)}, "approvals": as_data(requests)}
 
 
 def _orphans(run: RunInfo) -> str | None:

@@ -30,6 +30,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from sagaspan import _fork as fork
 from sagaspan._checks import check_name
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
+from sagaspan.telemetry.retention import Retention
 from sagaspan.telemetry.sink import JsonLinesSpanProcessor
 
 if TYPE_CHECKING:
@@ -57,10 +58,11 @@ def configure_tracing(
     The processors go onto ``tracer_provider``, else onto the global provider, else onto a new one that
     becomes global with ``service_name`` (default: ``OTEL_SERVICE_NAME``). ``directory`` defaults to
     ``SAGASPAN_TRACE_DIR``, else to ``traces`` in the nearest ``.sagaspan``. Calling it again adds nothing
-    twice. With ``OTEL_SDK_DISABLED=true`` nothing is added.
+    twice. With ``OTEL_SDK_DISABLED=true`` nothing is added. The files are kept as ``SAGASPAN_TRACE_RETENTION`` says
+    (``30d``, ``5GB``, both, or ``all``; the default is 5 GB).
 
-    Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the OTLP settings are
-    wrong.
+    Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the settings for OTLP or
+    retention are wrong.
     """
     check_name("service_name", service_name, optional=True)
     with _lock:
@@ -110,7 +112,8 @@ def _trace_directory(directory: Path | str | None) -> Path:
 def _add_sink(provider: TracerProvider, added: set[str], directory: Path, service_name: str | None) -> None:
     if str(directory) in added:
         return
-    provider.add_span_processor(JsonLinesSpanProcessor(directory, service_name=service_name))
+    retention = Retention.parse(text) if (text := _first_set("SAGASPAN_TRACE_RETENTION")) else None
+    provider.add_span_processor(JsonLinesSpanProcessor(directory, service_name=service_name, retention=retention))
     added.add(str(directory))
 
 

@@ -2,17 +2,19 @@
 
 There is no queue to overflow in a burst or to lose under ``kill -9``, and no lock to wait for: the kernel
 appends a line whole, so any number of threads share one file and every process has its own. What cannot be
-written is counted in ``dropped`` and logged once; the traced program never sees an error from here.
+written is counted in ``dropped`` and logged once; the traced program never sees an error from here. A file that is
+large or an hour old is left for a new one, never renamed; a full disk is left alone for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
 import secrets
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Final
@@ -21,6 +23,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME
 from opentelemetry.sdk.trace import SpanProcessor
 
 from sagaspan.telemetry.encoding import SpanEncoder
+from sagaspan.telemetry.retention import ROTATE_BYTES, ROTATE_SECONDS, Retention, file_stamp, forget_old
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("sagaspan")
 
 # O_EXCL: a name that exists, or a link planted under it, is never written through.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FULL_SECONDS: Final = 30.0  # a disk that is full is not asked again before that
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
@@ -36,15 +41,27 @@ class JsonLinesSpanProcessor(SpanProcessor):
     """Append every sampled span to ``<directory>/<service>-<utc start>-<pid>-<random>.jsonl`` as it ends.
 
     ``service_name`` only names the file; None takes the resource's ``service.name``. The directory (0700) and
-    the file (0600) are made when the first span ends, and again, under a new name, in a forked child.
+    the file (0600) are made when the first span ends, and again, under a new name, in a forked child, after
+    ``max_bytes`` and after an hour. ``retention`` is how much of what was written is kept.
     """
 
-    def __init__(self, directory: Path | str, *, service_name: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        service_name: str | None = None,
+        max_bytes: int = ROTATE_BYTES,
+        retention: Retention | None = None,
+    ) -> None:
         self.directory = Path(directory)
+        self._max_bytes = max_bytes
+        self._retention = retention or Retention()
+        self._full_until = 0.0
         self._service_name = service_name
         self._encoder = SpanEncoder()
         self._file: _TraceFile | None = None
-        self._opened: dict[int, _TraceFile] = {}
+        # By process and the file before it, so that of threads that need the next one at once all get the same.
+        self._opened: dict[tuple[int, Path | None], _TraceFile] = {}
         self._drops: dict[int, int] = {}
         self._logged = False
         self._closed = False
@@ -71,13 +88,21 @@ class JsonLinesSpanProcessor(SpanProcessor):
             if self._closed:
                 self._drop("the processor was shut down before the span ended")
                 return
+            now = time.monotonic()
+            if now < self._full_until:
+                self._drop("the disk is full")
+                return
             line = self._encoder.encode(span)
             # Our own reference: a shutdown in another thread then cannot close the descriptor under our
             # write.
             file = self._file
-            if file is None or file.pid != os.getpid():
-                file = self._open(span)
+            if file is None or file.pid != os.getpid() or file.is_over(self._max_bytes, now):
+                file = self._open(span, file)
             self._write(file, line)
+        except OSError as error:
+            if error.errno in _FULL:
+                self._full_until = time.monotonic() + _FULL_SECONDS
+            self._drop(f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - telemetry never breaks what it watches
             self._drop(f"{type(error).__name__}: {error}")
 
@@ -94,31 +119,38 @@ class JsonLinesSpanProcessor(SpanProcessor):
         """True, at once: a span that has ended is already in the file."""
         return True
 
-    def _open(self, span: ReadableSpan) -> _TraceFile:
-        pid = os.getpid()
+    def _open(self, span: ReadableSpan, before: _TraceFile | None) -> _TraceFile:
+        pid, now = os.getpid(), self._file
+        if now is not None and now is not before and now.pid == pid:
+            return now  # another thread was here first
         opened = _TraceFile(self.directory, self._service_name or str(span.resource.attributes.get(SERVICE_NAME, "")))
         # Two threads may arrive here at once; setdefault lets one win without a lock that a fork could leave
         # held.
-        winner = self._opened.setdefault(pid, opened)
+        key = (pid, None if before is None or before.pid != pid else before.path)
+        winner = self._opened.setdefault(key, opened)
         if winner is not opened:
             opened.path.unlink()
-        for parent in [other for other in list(self._opened) if other != pid]:
-            self._opened.pop(parent, None)
+            return winner
+        for other in [other for other in list(self._opened) if other != key]:
+            self._opened.pop(other, None)
         self._file = winner
+        forget_old(self.directory, self._retention)
         return winner
 
     def _write(self, file: _TraceFile, line: bytes) -> None:
-        written = os.write(file.descriptor, line)
-        if written == len(line):
-            return
         try:
+            written = os.write(file.descriptor, line)
             while written < len(line):
+                # A torn line ends this file: the next span's line must not be glued to it.
+                file.is_torn = True
                 written += os.write(file.descriptor, line[written:])
         except OSError:
-            # A torn line ends this file: the next span's line must not be glued to it.
-            self._opened.pop(file.pid, None)
-            self._file = None
+            if not file.size and not file.is_torn:
+                file.discard()
             raise
+        file.is_torn = False
+        # Threads may lose counts of each other; then the file gets a little larger.
+        file.size += written
 
     def _drop(self, reason: str) -> None:
         # One counter a thread: `+= 1` on a shared one loses counts, and a lock may be held across a fork.
@@ -140,14 +172,27 @@ class _TraceFile:
     Its descriptor closes when the last reference goes, and not before.
     """
 
-    __slots__ = ("__weakref__", "descriptor", "path", "pid")
+    __slots__ = ("__weakref__", "descriptor", "is_torn", "path", "pid", "size", "until")
 
     def __init__(self, directory: Path, service: str) -> None:
         self.pid = os.getpid()
         self.path = directory / _file_name(service, self.pid)
+        self.size = 0
+        self.is_torn = False
+        self.until = time.monotonic() + ROTATE_SECONDS
         # One mkdir a process, and none on a span's way after the first.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.descriptor = os.open(self.path, _FLAGS, 0o600)
+
+    def is_over(self, max_bytes: int, now: float) -> bool:
+        """Whether the next span begins a new file."""
+        return self.is_torn or self.size >= max_bytes or now >= self.until
+
+    def discard(self) -> None:
+        """Nothing could be written to it: leave no empty file behind."""
+        self.until = 0.0
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
     def __del__(self) -> None:
         # AttributeError: never opened, or an interpreter that is going away.
@@ -157,4 +202,4 @@ class _TraceFile:
 
 def _file_name(service: str, pid: int) -> str:
     safe = re.sub(r"[^A-Za-z0-9_-]+", "_", service)[:64].strip("_-") or "spans"
-    return f"{safe}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{pid}-{secrets.token_hex(4)}.jsonl"
+    return f"{safe}-{file_stamp()}-{pid}-{secrets.token_hex(4)}.jsonl"
