@@ -344,6 +344,24 @@ def test_an_inbox_can_wait(guard: Guard, caller: Caller) -> None:
         thread.join()
 
 
+def test_a_call_that_waits_goes_on_within_a_second(store_url: str, guard: Guard, caller: Caller) -> None:
+    """However long it waits already, and whoever decides it, through another connection to the ledger."""
+    shop, elsewhere = Shop(guard, caller), Guard(store_url)
+    decided: list[Any] = []
+    with frozen_clock() as clock, guard.override(approver=Inbox(wait=3600)):
+        began, passes = clock.now, clock.pass_by
+
+        def pass_by(seconds: float) -> None:
+            if not decided and (clock.now - began).total_seconds() > 60:  # when the call has just looked
+                decided.append(clock.now)
+                elsewhere.approvals.approve(elsewhere.approvals.list()[0].id, by="alice")
+            passes(seconds)
+
+        clock.pass_by = pass_by  # type: ignore[method-assign]
+        assert shop.order(500) == "paid 500"
+        assert (clock.now - decided[0]).total_seconds() <= 1
+
+
 @pytest.mark.parametrize("approver", ["yes", 5, object(), Inbox, "console?"])
 def test_what_is_no_approver_is_refused_at_once(store_url: str, approver: Any) -> None:
     """A wrong name must not be found out by the first payment."""

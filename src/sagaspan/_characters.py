@@ -127,8 +127,21 @@ def fold(line: str, width: int = WIDTH) -> list[str]:
 
 
 def folded(text: str, width: int = WIDTH) -> str:
-    """``text`` with each of its lines folded; rows that were, and are too wide here, are folded again."""
-    return "\n".join(row for line in text.split("\n") for row in fold(line, width))
+    """``text`` with each of its lines folded; one that was folded for a wider screen is folded anew."""
+    lines = text.replace(f"\n{MARK}", "").split("\n")
+    return "\n".join(row for line in lines for row in fold(line, min(width, WIDTH)))
+
+
+def clip(text: str, width: int) -> str:
+    """The beginning of ``text`` in so many columns; no escape is cut."""
+    if cells(text) <= width:
+        return text
+    kept = ""
+    for piece in _PIECE.findall(text):
+        if cells(kept + piece) > width - 2:
+            break
+        kept += piece
+    return f"{kept}…"
 
 
 def cells(text: str) -> int:

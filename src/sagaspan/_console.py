@@ -40,6 +40,7 @@ class Console:
         """What is typed; asked again until it is an answer."""
         with _one_at_a_time:
             show(request.text, title="Approve exactly this?")
+            forget_typed()
             try:
                 while True:
                     question = _QUESTION_OF_CUT if request.cut else _QUESTION
@@ -83,6 +84,15 @@ def show(text: str, *, title: str) -> None:
     screen.rule(title, style="yellow")
     screen.print(shown, soft_wrap=True)
     screen.rule(style="yellow")
+
+
+def forget_typed() -> None:
+    """Forget what was typed so far: nobody agrees to a question by what he typed before he saw it."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import termios
+
+        if sys.stdin.isatty():
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
 def somebody_is_there() -> bool:

@@ -134,3 +134,48 @@ def test_no_such_request(sagaspan: Sagaspan, ask: Ask) -> None:
     """Exit 3, as everywhere."""
     ask()
     assert sagaspan("approvals", "show", "zzz").code == 3
+
+
+def test_what_follows_an_approval_is_what_happens(sagaspan: Sagaspan, ask: Ask, guard: Guard, paid: list[Any]) -> None:
+    """Of a paused run, of a call outside a run, and of a run that is over: no promise that nobody keeps."""
+
+    def approved(request: str) -> str:
+        digest = sagaspan("approvals", "show", request, "--json").json["digest"]
+        return sagaspan("approvals", "approve", request, "--yes", "--digest", digest).out
+
+    assert "Its run a goes on when it is entered again with the same id." in approved(ask())
+    assert ask() == ""
+
+    @guard.tool(approve=True, compensate=lambda: None)
+    def book(seat: int) -> None:
+        paid.append(seat)
+
+    with guard.override(approver="inbox"):
+        with pytest.raises(ApprovalPending) as caught:
+            book(1)
+        assert "it runs when it is made again with the same arguments" in approved(caught.value.approval_id)
+        book(1)
+        with guard.run(id="over") as run:
+            guard.tool("note", compensate=lambda: None)(lambda: None)()
+            with pytest.raises(ApprovalPending) as caught:
+                book(2)
+            run.abort("no")
+        assert "Its run over has ended (compensated), so nothing will use it." in approved(caught.value.approval_id)
+    assert paid == [500, 1]
+
+
+def test_all_of_what_the_digest_covers_can_be_seen(sagaspan: Sagaspan, ask: Ask, answers: Any) -> None:
+    """What is shown shortened says so, and how to see the rest; before it is approved, too."""
+    request = ask({"text": "a" * 500 + "needle" + "a" * 500})
+
+    def shown(*command: str) -> str:
+        answer = sagaspan("approvals", *command, request)
+        return (answer.out + answer.err).replace("\n  | ", "")
+
+    assert "needle" not in shown("show")
+    assert f"shortened   amount.text; all of it: sagaspan approvals show {request} --full" in shown("show")
+    assert "needle" in shown("show", "--full")
+    assert "needle" in shown("show", "--json")
+    answers("n")
+    assert "needle" not in shown("approve")
+    assert "needle" in shown("approve", "--full")

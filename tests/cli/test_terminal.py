@@ -17,7 +17,7 @@ from sagaspan import ApprovalDenied, ApprovalPending, ApprovalRequest, Guard, In
 from sagaspan._approvals import Approvals
 from sagaspan._characters import folded, visible
 from sagaspan._console import Console
-from sagaspan.cli._watch import _table
+from sagaspan.cli._watch import listed
 from sagaspan.webhooks import question_of
 from tests.cli.conftest import Sagaspan
 from tests.test_rendering import HOSTILE
@@ -120,7 +120,7 @@ def test_a_hostile_text_is_shown_as_a_terminal_shows_plain_text(
     outputs.append(sagaspan("approvals", "show", request.id, "--full").out)
     Console(read=lambda _: "l").decide(request)
     outputs.append(capsys.readouterr().err.replace("\u2500", "-"))
-    outputs += [_printed(_table([request]), columns) for columns in (40, 80)]
+    outputs += [_printed(listed([request], 1, columns), columns) for columns in (40, 80)]
     wide = [sagaspan("approvals", "list").out]
     Approvals(guard._store, channel="cli").deny(request.id, "".join(text[:20] for text in texts))
     with pytest.raises(ApprovalDenied) as denied, guard.override(approver=Inbox()), guard.run("trip", id="a"):
@@ -164,7 +164,7 @@ def test_a_value_forges_no_line_by_its_length(
     asked = capsys.readouterr().err
     whole = [asked, *([request.text] if columns >= 80 else [])]
     whole += [_on_terminal(monkeypatch, sagaspan, "show", request.id, *more) for more in ((), ("--full",))]
-    tables = [_printed(_table([request]), columns), _on_terminal(monkeypatch, sagaspan, "list")]
+    tables = [_printed(listed([request], 1, columns), columns), _on_terminal(monkeypatch, sagaspan, "list")]
     for output in (*whole, *tables):
         shown = [line.strip() for line in Screen(output, columns).lines]
         blocks = 2 if "all of its arguments" in shown else 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +20,8 @@ import pytest
 from sagaspan import ApprovalPending, Guard, Inbox
 from sagaspan import _owner as owner
 from sagaspan._approvals import Approvals
-from sagaspan.cli._watch import Watch
+from sagaspan._characters import cells
+from sagaspan.cli._watch import Watch, listed
 
 
 class Terminal:
@@ -25,9 +29,10 @@ class Terminal:
 
     def __init__(self, *command: str) -> None:
         self._master, slave = pty.openpty()
-        self._screen = pyte.Screen(160, 50)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self._screen = pyte.Screen(80, 24)
         self._stream = pyte.ByteStream(self._screen)
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "50"}
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
         os.close(slave)
 
@@ -36,10 +41,10 @@ class Terminal:
         """What stands on the screen."""
         return "\n".join(line.rstrip() for line in self._screen.display)
 
-    def until(self, words: str) -> None:
-        """Wait until the screen shows ``words``."""
+    def until(self, words: str, *, at_the_end: bool = False) -> None:
+        """Wait until the screen shows ``words``, as the last of all that stands there if they are to."""
         for _ in range(300):
-            if words in self.shown:
+            if self.shown.rstrip().endswith(words) if at_the_end else words in self.shown:
                 return
             if select.select([self._master], [], [], 0.1)[0]:
                 self._stream.feed(os.read(self._master, 65536))
@@ -86,16 +91,24 @@ def pay(guard: Guard, paid: list[Any]) -> Pay:
 
 
 def test_a_request_is_answered_where_it_is_shown(guard: Guard, pay: Pay, paid: list[Any], terminal: Terminal) -> None:
-    """It comes up while it is watched, is shown whole, and who waits for it in another process goes on."""
+    """It comes up while it is watched, is shown whole, and who waits for it in another process goes on.
+
+    What was typed before it was shown is no answer to it.
+    """
     terminal.until("Nothing waits for approval")
     with guard.override(approver=Inbox(wait=60)):
         agent = threading.Thread(target=pay, args=("x\x1b[2J\u202e",))
         agent.start()
         terminal.until("1 opens one")
-        terminal.press("1")
+        terminal.press("1a\n")
         terminal.until("[a]pprove, [d]eny, [e]dit or [l]ater?")
         assert '"x\\u{1b}[2J\\u{202e}"' in terminal.shown
         assert "Approve exactly this?" in terminal.shown
+        terminal.press("l\n")
+        terminal.until("1 opens one")
+        assert [request.state for request in guard.approvals.list()] == ["pending"]
+        terminal.press("1")
+        terminal.until("[a]pprove, [d]eny, [e]dit or [l]ater?", at_the_end=True)
         terminal.press("a\n")
         terminal.until("is approved.")
         agent.join(60)
@@ -123,7 +136,7 @@ def test_what_is_typed_is_carried_out(view: Approvals, guard: Guard, pay: Pay, c
     with guard.override(approver="inbox"):
         requests = [view.get(_ask(pay, amount)) for amount in (1, 2, 3, 4)]
     view.deny(requests[3].id)
-    watch = Watch(view, roles=(), interval=0.01)
+    watch = Watch(view, guard._engine.store, roles=(), interval=0.01)
     typed = ["d", "too much", "e", '{"amount": 20}', "l"]
     watch._read = lambda _: typed.pop(0)
     for request in requests:
@@ -139,7 +152,7 @@ def test_what_is_typed_is_carried_out(view: Approvals, guard: Guard, pay: Pay, c
 def test_every_change_is_told_once(view: Approvals, guard: Guard, pay: Pay) -> None:
     """What waits, what comes, and how each ends; for programs."""
     told: list[tuple[str, str]] = []
-    watch, known = Watch(view, roles=(), interval=0.01), {}
+    watch, known = Watch(view, guard._engine.store, roles=(), interval=0.01), {}
 
     def look() -> None:
         nonlocal known
@@ -157,3 +170,18 @@ def test_every_change_is_told_once(view: Approvals, guard: Guard, pay: Pay) -> N
         look()
     assert told[:2] == [(first, "pending"), (second, "pending")]
     assert sorted(told[2:]) == sorted([(first, "approved"), (second, "denied")])
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_each_request_has_two_rows_in_which_it_is_told_apart(
+    view: Approvals, guard: Guard, pay: Pay, columns: int
+) -> None:
+    """Its number, tool and run, then its arguments; and how many more wait than a terminal shows."""
+    with guard.override(approver="inbox"):
+        requests = [view.get(_ask(pay, text)) for text in ("x" * 300, "支付" * 100, "\x1b[2J\u202e")]
+    rows = listed(requests, 12, columns).plain.split("\n")
+    assert [row[:6] for row in rows[0:6:2]] == ["1  pay", "2  pay", "3  pay"]
+    assert all(row.startswith("   amount ") for row in rows[1:6:2])
+    assert rows[6].startswith("1-3 opens one, q ends; 9 more wait"[: columns - 3])
+    assert max(map(cells, rows)) < columns
+    assert listed([], 0, columns).plain == "Nothing waits for approval. q ends"

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sagaspan import codecs
+from sagaspan._characters import word
 from sagaspan.approvers import ApprovalRequest
-from sagaspan.cli._render import emit_table, lately, visible
+from sagaspan.cli._render import emit_table, lately
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState, RunState, moment
 from sagaspan.ledger.requests import decided_by
 
 _MOST: Final = 1000
-_OVER: Final = (RunState.COMPLETED, RunState.FAILED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
-_ENTERED: Final = "now if the call waits for it, else when it is entered again with the same id"
+_OVER: Final = (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
 
 
 def requests_of(store: Any, namespace: str, run_id: str, call_id: str | None = None) -> list[ApprovalRecord]:
@@ -31,9 +31,12 @@ def what_follows(store: Any, request: ApprovalRequest) -> str | None:
     run = store.get_run(request.namespace, request.run_id)
     if run is None or run.is_session:
         return "A call that waits for it goes on now; else it runs when it is made again with the same arguments."
+    name = f"Its run {word(run.id)}"
     if run.state in _OVER:
-        return f"Its run {visible(run.id)} is {run.state} by now, so nothing will use it."
-    return f"Its run {visible(run.id)} goes on {_ENTERED}."
+        return f"{name} has ended ({run.state}), so nothing will use it."
+    if run.state is RunState.RUNNING:
+        return f"{name} goes on now if its call waits, else when it is entered again with the same id."
+    return f"{name} goes on when it is entered again with the same id."
 
 
 def as_data(requests: Sequence[ApprovalRecord]) -> list[dict[str, Any]]:

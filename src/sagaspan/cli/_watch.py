@@ -11,13 +11,15 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from sagaspan._characters import clip, word
 from sagaspan._console import Console
 from sagaspan.approvers import LATER, Approve, Deny, Edit
-from sagaspan.cli._render import console, lately, say, short, visible
+from sagaspan.cli._decided import what_follows
+from sagaspan.cli._render import console, lately, say, visible
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger.records import ApprovalState
 from sagaspan.rendering import render_subject
@@ -25,6 +27,7 @@ from sagaspan.rendering import render_subject
 if TYPE_CHECKING:
     from sagaspan._approvals import Approvals
     from sagaspan.approvers import ApprovalRequest
+    from sagaspan.ledger.store import Store
 
 SHOWN: Final = 9
 """How many requests a terminal shows, the oldest first: one digit opens one."""
@@ -59,13 +62,17 @@ class Keys:
 
 
 class Watch:
-    """One watcher of ``view``; ``roles`` are those of who decides here, ``interval`` is seconds between two looks."""
+    """One watcher of ``view`` on ``store``; ``roles`` are those of who decides here, ``interval`` is seconds between
+    two looks.
+    """
 
-    def __init__(self, view: Approvals, *, roles: tuple[str, ...], interval: float) -> None:
+    def __init__(self, view: Approvals, store: Store, *, roles: tuple[str, ...], interval: float) -> None:
         self._view = view
+        self._store = store
         self._roles = roles
         self._interval = interval
         self._read: Callable[[str], str] = input
+        self._count = 0
 
     # -- on a terminal -----------------------------------------------------------------------------------------
 
@@ -82,7 +89,7 @@ class Watch:
         with keys.reading(), Live(console=console(), auto_refresh=False, transient=True) as live:
             while True:
                 shown = self._oldest()
-                live.update(_table(shown), refresh=True)
+                live.update(listed(shown, self._count, *console().size), refresh=True)
                 key = keys.next(self._interval)
                 if key in _QUIT:
                     return None
@@ -90,7 +97,9 @@ class Watch:
                     return shown[int(key) - 1]
 
     def _oldest(self) -> list[ApprovalRequest]:
-        return list(reversed(self._view.list(limit=1000)))[:SHOWN]
+        waiting = self._view.list(limit=1000)
+        self._count = len(waiting)
+        return list(reversed(waiting))[: max(min(SHOWN, (console().height - 2) // 2), 1)]
 
     def _decide(self, request: ApprovalRequest) -> None:
         """Ask about one request as it is now; what is said counts only for what was shown."""
@@ -105,6 +114,8 @@ class Watch:
             return
         if decided is not None:
             say(f"Request {decided.id} for {visible(decided.tool)} is {decided.state}.")
+            if follows := what_follows(self._store, decided):
+                say(follows)
 
     def _carried_out(self, request: ApprovalRequest, answer: Any) -> ApprovalRequest | None:
         if answer == LATER:
@@ -142,17 +153,17 @@ class Watch:
         return {request.id: request.version for request in waiting.values()}
 
 
-def _table(shown: list[ApprovalRequest]) -> Any:
-    from rich.table import Table
+def listed(shown: Sequence[ApprovalRequest], count: int, width: int, _: int = 0) -> Any:
+    """The requests that a terminal of so many columns shows, two rows each, of the ``count`` that wait."""
     from rich.text import Text
 
-    how = f"{'1' if len(shown) == 1 else f'1-{len(shown)}'} opens one, q ends" if shown else "q ends"
-    table = Table(caption=f"{'' if shown else 'Nothing waits for approval. '}{how}", caption_justify="left")
-    for column in ("#", "tool", "arguments", "run", "agreed", "expires"):
-        table.add_column(column)
+    rows = Text(no_wrap=True)
     for number, request in enumerate(shown, 1):
         agreed = f"{len(request.approved_by)} of {request.approvers}"
-        row = (number, request.tool, short(render_subject(request.subject).line, 60), request.run_id, agreed,
-               lately(request.expires))  # fmt: skip
-        table.add_row(*(Text(visible(cell)) for cell in row))
-    return table
+        about = f"{word(request.tool)}  {word(request.run_id)}  {agreed} agreed  until {lately(request.expires)}"
+        rows.append(f"{number}  ", "bold").append(f"{clip(about, width - 4)}\n")
+        rows.append(f"   {clip(render_subject(request.subject).line, width - 4)}\n", "dim")
+    how = f"{'1' if len(shown) == 1 else f'1-{len(shown)}'} opens one, q ends"
+    if count > len(shown):
+        how = f"{how}; {count - len(shown)} more wait"
+    return rows.append(clip(how if shown else "Nothing waits for approval. q ends", width - 1), "italic")

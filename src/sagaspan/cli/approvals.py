@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagaspan import _strict_json as strict_json
-from sagaspan._console import show
+from sagaspan._console import forget_typed, show
 from sagaspan.cli._decided import what_follows
 from sagaspan.cli._found import ambiguous, with_namespaces
 from sagaspan.cli._options import (
@@ -166,7 +166,7 @@ def watch(settings: Settings, interval: float, namespace: str | None) -> None:
     from sagaspan.cli._watch import Watch
 
     view = _approvals(settings, namespace)
-    watching = Watch(view, roles=_roles(), interval=interval)
+    watching = Watch(view, _store(settings), roles=_roles(), interval=interval)
     if settings.as_json:
         watching.changes(lambda request: emit_line(_as_data(request)))
     elif sys.stdin.isatty() and sys.stdout.isatty():
@@ -242,6 +242,7 @@ def _confirm(
         raise click.UsageError("there is nobody to ask on this terminal; say --yes --digest DIGEST")
     for title, text in parts:
         show(text, title=title)
+    forget_typed()
     click.confirm(question, abort=True, err=True)
 
 
