@@ -148,7 +148,7 @@ ALLOWED = {
     "_llm_spans": DATA | {"ledger.records", "llm"},
     "_unmetered": DATA,
     "_llm": DATA | {"ledger", "llm", "_billed", "_headroom", "_llm_spans", "_reaper", "_said", "_unmetered"},
-    "_llm_function": {"_llm"},
+    "_llm_function": {"exceptions", "_llm"},
     "_freezes": BASE | {"ledger"},
     "_views": BASE | {"ledger", "_freezes", "_backends", "_probe", "_saga"},
     "_anchors": {"exceptions", "_clock", "ledger.chain", "ledger.records"},

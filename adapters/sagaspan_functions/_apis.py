@@ -46,6 +46,14 @@ _UNCOUNTED: Final = (
 )  # fmt: skip
 """What costs money as well, and is not metered, by the end of the address; ``*`` is an id."""
 
+_RESOURCES: Final = frozenset({
+    "agents", "assistants", "audio", "batches", "certificates", "chat", "chatkit", "containers", "conversations",
+    "environments", "evals", "files", "fine_tuning", "graders", "images", "live", "memory_stores", "messages", "models",
+    "moderations", "organization", "projects", "realtime", "responses", "sessions", "skills", "threads", "uploads",
+    "user_profiles", "vaults", "vector_stores", "videos", "webhooks",
+})  # fmt: skip
+"""What the SDKs know by name: of these it is known which addresses cost money."""
+
 _HOSTS: Final = {
     "api.openai.com": "openai", "api.anthropic.com": "anthropic", "openrouter.ai": "openrouter",
     "api.groq.com": "groq", "api.mistral.ai": "mistral", "api.deepseek.com": "deepseek", "api.x.ai": "xai",
@@ -59,16 +67,28 @@ _CLOUDS: Final = ("azure", "bedrock", "vertex")
 
 def api_of(url: str) -> Api | None:
     """The API at ``url``, an address or its path; None if it is not metered."""
-    path = url.partition("?")[0]
+    path = _path(url)
     return next((api for end, api in APIS.items() if path.endswith(end)), None)
 
 
 def uncounted(url: str) -> str | None:
     """Which addresses ``url`` is one of that cost money and are not metered; None if it is none of them."""
-    path = url.partition("?")[0]
+    path = _path(url)
     if api_of(path) is not None:
         return None
     return next((end for end in _UNCOUNTED if _ends(path, end)), None)
+
+
+def unknown(url: str) -> str | None:
+    """The path of ``url`` if it is of no resource that the SDKs know, so that nobody can say what it costs."""
+    path = _path(url)
+    segments = [part for part in path.rpartition("://")[2].split("/") if part]
+    return None if any(part in _RESOURCES for part in segments) else path
+
+
+def _path(url: str) -> str:
+    """Servers take ``/chat/completions/`` for ``/chat/completions``."""
+    return url.partition("?")[0].rstrip("/")
 
 
 def _ends(path: str, end: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sagaspan import Guard, NotApplied
 from sagaspan.adapters import LlmCall
-from sagaspan_functions._apis import Api, api_of, limit_name, provider_of, uncounted
+from sagaspan_functions._apis import Api, api_of, limit_name, provider_of, uncounted, unknown
 from sagaspan_functions._meter import Meter, metered, settle
 
 _log = logging.getLogger("sagaspan")
@@ -78,6 +78,8 @@ class Exchange:
             # A body in bytes goes to a model unread.
             place = uncounted(url) if api is None else f"{url.partition('?')[0]} with a body that is not read"
             self._by = place and f"requests to {place}"
+            if place is None and (path := unknown(url)):
+                _warn(f"requests to {path}, which is no address that sagaspan knows,")
             return None
         self._api = api
         self._arguments = {**self._arguments, **(getattr(options, "extra_json", None) or {})}
@@ -121,6 +123,8 @@ class Exchange:
             added["stream_options"] = {**wishes, "include_usage": True}
         if added:  # the options of this attempt only; the user's own dict is left alone
             options.json_data = {**options.json_data, **added}
+            if extra := getattr(options, "extra_json", None):  # the SDK lays it over the rest
+                options.extra_json = {name: added.get(name, value) for name, value in extra.items()}
         return options
 
     def unsent(self, error: BaseException | None = None) -> None:
@@ -210,7 +214,7 @@ def in_force(exchange: Exchange) -> Iterator[None]:
         _in_force.reset(token)
 
 
-@functools.cache
+@functools.lru_cache(1000)
 def _warn(what: str) -> None:
     """Say it once; a budget that does not hold must not look as if it did."""
     _log.warning(

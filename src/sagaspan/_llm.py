@@ -268,7 +268,7 @@ class LlmCall:
 
     def abandon(self, first: Callable[[], None] = lambda: None) -> None:
         """Settle it from a finalizer: soon, and from another thread, which calls ``first`` before."""
-        if self._claim is not None:
+        if self._claim is not None and not self._is_over:
             reaper.leave(functools.partial(self._end_alone, first))
 
     def _end_alone(self, first: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sqlite3
 import threading
@@ -227,6 +228,42 @@ def test_a_decorated_function(guard: Guard) -> None:
 
     assert ask("why?")["answer"] == "why?"
     assert guard.usage(model="cheap").input_tokens == 7
+
+
+def test_a_generator_is_no_function_that_asks_a_model(guard: Guard) -> None:
+    """It returns before the model has answered: refused where it is written, with what to write instead."""
+
+    def pieces() -> Any:
+        yield 1
+
+    async def apieces() -> Any:
+        yield 1
+
+    for function in (pieces, apieces):
+        with pytest.raises(ConfigurationError, match=r"cannot meter the generator .*pieces.*guard\.llm_call"):
+            guard.llm("cheap", max_output_tokens=100)(function)
+    with pytest.raises(ConfigurationError, match="for a function that asks a model"):
+        guard.llm("cheap")("cheap")  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_function_that_returns_what_is_to_be_awaited(guard: Guard) -> None:
+    """It is metered to the end of that; one that nobody awaits is booked as reserved."""
+
+    async def ask() -> dict[str, int]:
+        return {"prompt_tokens": 7, "completion_tokens": 3}
+
+    asked = guard.llm("cheap", max_output_tokens=100)(lambda: ask())
+    assert asyncio.run(asked()) == {"prompt_tokens": 7, "completion_tokens": 3}
+    assert guard.usage(model="cheap").output_tokens == 3
+    dropped = ask()
+    waiting = guard.llm("cheap", max_output_tokens=100)(lambda: dropped)()
+    del waiting
+    dropped.close()
+    while guard.usage(model="cheap").reserved:
+        gc.collect()
+        time.sleep(0.001)
+    assert guard.usage(model="cheap").output_tokens == 103
 
 
 def test_a_dead_process_leaves_nothing_reserved(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_a_model_without_a_price_is_dearer_than_any_that_has_one(model: str, pro
     ):
         assert price.missing is not None
         assert "give it a row: [prices]" in price.missing
+        assert "input = IN, output = OUT" in price.missing  # no figures, which somebody would copy
         assert price.source.endswith(", assumed")
         for known in ("o1-pro", "gpt-4.5-preview", "claude-opus-4-1", "gpt-4-32k"):
             assert price.nano_usd >= prices.price_of(known, THOUSAND).nano_usd

@@ -3874,6 +3874,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_CUT + "test_a_running_count_of_the_server_s_own_is_believed",),
     ),
     Rule(
+        section="(c) 4",
+        rule="A slash at the end of an address is no way out of metering.",
+        file="adapters/sagaspan_functions/_apis.py",
+        old='.rstrip("/")',
+        new="",
+        tests=(_CLIENT + "test_a_slash_at_the_end_is_no_way_out",),
+    ),
+    Rule(
         section="(c) 6",
         rule="A running count is not what a stream cost.",
         file="src/sagaspan/llm/streams.py",

@@ -251,7 +251,8 @@ def _filled(quote: Quote, asked: Usage | Demand, model: str) -> tuple[Tariff, st
     known = catalogue.dearest_rates()
     rates = known if missing else {**tariff.rates, **{kind: known[kind] for kind in lacking}}
     why = missing or f"no price is known for {' and '.join(lacking)} of {model!r:.80}"
-    row = f'[prices] "{model:.80}" = {{ input = 2.5, output = 10 }}, in US dollars per million tokens'
+    # No figures: who copies the line without looking would be billed by those of another model.
+    row = f'[prices] "{model:.80}" = {{ input = IN, output = OUT }}, in US dollars per million tokens'
     return replace(tariff, rates=rates), f"{why}; give it a row: {row}"
 
 

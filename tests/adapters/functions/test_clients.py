@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -157,6 +158,39 @@ def test_who_asks_for_the_usage_gets_it(guard: Guard, model_server: ModelServer)
     list(client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": False}))
     assert model_server.requests[-1].body["stream_options"] == {"include_usage": False}
     assert guard.usage().output_tokens == 2 + 100
+
+
+def test_options_of_a_stream_in_the_extra_body(guard: Guard, model_server: ModelServer) -> None:
+    """The SDK lays them over the rest, so the wish to be told the usage goes there too."""
+    client = guard.wrap(model_server.openai())
+    extra = {"stream_options": {"include_obfuscation": False}}
+    list(client.chat.completions.create(**CHAT, stream=True, extra_body=extra))
+    assert model_server.requests[-1].body["stream_options"] == {"include_obfuscation": False, "include_usage": True}
+    assert _agrees(guard, model_server)
+    assert extra == {"stream_options": {"include_obfuscation": False}}
+
+
+def test_a_slash_at_the_end_is_no_way_out(guard: Guard, model_server: ModelServer) -> None:
+    """Servers take it for the same address: it is metered, or refused, as that."""
+    client = guard.wrap(model_server.openai())
+    for path in ("/chat/completions/", "/chat/completions/?x=1", "/chat/completions//"):
+        with contextlib.suppress(openai.NotFoundError):
+            client.post(path, body=CHAT, cast_to=object)
+    assert guard.usage().calls == 3
+    with pytest.raises(PolicyDenied, match="/images/generations"):
+        client.post("/images/generations/", body={}, cast_to=object)
+
+
+def test_an_address_that_nobody_knows_is_named(
+    guard: Guard, model_server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is sent, and what it costs is in no budget: the log says so, once; what the SDK knows to be free is silent."""
+    client = guard.wrap(model_server.openai())
+    for path in ("/rerank-of-this-test", "/rerank-of-this-test", "/moderations", "/files"):
+        with contextlib.suppress(openai.NotFoundError):
+            client.post(path, body={}, cast_to=object)
+    [said] = [record.getMessage() for record in caplog.records if "counted in no budget" in record.getMessage()]
+    assert "/rerank-of-this-test" in said
 
 
 class Greeting(BaseModel):
