@@ -54,14 +54,13 @@ class JsonLinesSpanProcessor(SpanProcessor):
         retention: Retention | None = None,
     ) -> None:
         self.directory = Path(directory)
-        self._max_bytes = max_bytes
+        self._max_bytes = max(1, max_bytes)
         self._retention = retention or Retention()
         self._full_until = 0.0
         self._service_name = service_name
         self._encoder = SpanEncoder()
         self._file: _TraceFile | None = None
-        # By process and the file before it, so that of threads that need the next one at once all get the same.
-        self._opened: dict[tuple[int, Path | None], _TraceFile] = {}
+        self._opened: dict[int, _TraceFile] = {}
         self._drops: dict[int, int] = {}
         self._logged = False
         self._closed = False
@@ -120,21 +119,25 @@ class JsonLinesSpanProcessor(SpanProcessor):
         return True
 
     def _open(self, span: ReadableSpan, before: _TraceFile | None) -> _TraceFile:
-        pid, now = os.getpid(), self._file
-        if now is not None and now is not before and now.pid == pid:
-            return now  # another thread was here first
+        pid = os.getpid()
+        while True:
+            followers = self._opened if before is None or before.pid != pid else before.followers
+            file = followers.get(pid) or self._begin(span, followers)
+            if not file.is_over(self._max_bytes, time.monotonic()):
+                break
+            before = file
+        self._file, self._opened = file, {pid: file}
+        return file
+
+    def _begin(self, span: ReadableSpan, followers: dict[int, _TraceFile]) -> _TraceFile:
         opened = _TraceFile(self.directory, self._service_name or str(span.resource.attributes.get(SERVICE_NAME, "")))
         # Two threads may arrive here at once; setdefault lets one win without a lock that a fork could leave
         # held.
-        key = (pid, None if before is None or before.pid != pid else before.path)
-        winner = self._opened.setdefault(key, opened)
+        winner = followers.setdefault(opened.pid, opened)
         if winner is not opened:
             opened.path.unlink()
-            return winner
-        for other in [other for other in list(self._opened) if other != key]:
-            self._opened.pop(other, None)
-        self._file = winner
-        forget_old(self.directory, self._retention)
+        else:
+            forget_old(self.directory, self._retention)
         return winner
 
     def _write(self, file: _TraceFile, line: bytes) -> None:
@@ -172,13 +175,15 @@ class _TraceFile:
     Its descriptor closes when the last reference goes, and not before.
     """
 
-    __slots__ = ("__weakref__", "descriptor", "is_torn", "path", "pid", "size", "until")
+    __slots__ = ("__weakref__", "descriptor", "followers", "is_torn", "path", "pid", "size", "until")
 
     def __init__(self, directory: Path, service: str) -> None:
         self.pid = os.getpid()
         self.path = directory / _file_name(service, self.pid)
         self.size = 0
         self.is_torn = False
+        # What comes after it, in this process: threads that leave it, however late, all go there.
+        self.followers: dict[int, _TraceFile] = {}
         self.until = time.monotonic() + ROTATE_SECONDS
         # One mkdir a process, and none on a span's way after the first.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
