@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -142,5 +143,8 @@ def _tell(call: LlmCall, usage: Any, metadata: dict[str, Any]) -> None:
     found = None if usage is None else read_usage({"usage_metadata": usage, "response_metadata": metadata})
     if found is None:
         return
+    if found.input_tokens == 0:
+        # A request always has some: of a stream LangChain reads only the last counts, where some servers leave it out.
+        found = replace(found, input_tokens=call.demand.input_tokens)
     with contextlib.suppress(ConfigurationError):
         call.settle(found)
