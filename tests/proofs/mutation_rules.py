@@ -1947,6 +1947,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=("tests/adapters/langchain/test_crashes.py::test_nor_does_one_that_is_killed_again_and_again",),
     ),
     Rule(
+        section="(c) 4",
+        rule="A LangChain model's answer that says nothing of its input is booked with what was reserved for it.",
+        file="adapters/sagaspan_langchain/_answers.py",
+        old="    if found.input_tokens == 0:\n",
+        new="    if False:\n",
+        tests=("tests/adapters/langchain/test_providers.py::test_what_is_booked_is_what_the_server_counted",),
+    ),
+    Rule(
         section="(d) 7",
         rule="A gated tool that a node's own code calls pauses the graph where a checkpointer is in force.",
         file="adapters/sagaspan_langchain/_nodes.py",
