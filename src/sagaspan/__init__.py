@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sagaspan._audit import AuditReport
     from sagaspan._call import Call, Result
     from sagaspan._coverage import Coverage
+    from sagaspan._estimates import calculate_cost, estimate_tokens
     from sagaspan._guard import Guard
     from sagaspan._middleware import CallNext, Middleware, compose
     from sagaspan._probe import Applied, Unsure
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "sagaspan._audit": ("AuditReport",),
     "sagaspan._call": ("Call", "Result"),
+    "sagaspan._estimates": ("calculate_cost", "estimate_tokens"),
     "sagaspan._guard": ("Guard",),
     "sagaspan._middleware": ("CallNext", "Middleware", "compose"),
     "sagaspan._prune": ("Pruned",),
@@ -154,8 +156,10 @@ __all__ = [
     "Unsure",
     "Webhook",
     "__version__",
+    "calculate_cost",
     "compose",
     "configure_tracing",
+    "estimate_tokens",
 ]
 
 
