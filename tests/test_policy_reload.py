@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import BudgetExceeded, Guard, LoopDetected, NotApplied, PolicyDenied
+from sagaspan.ledger.stale_policies import StalePolicy, stale_policies
 from sagaspan.testing import FrozenClock, frozen_clock
 from tests.conftest import Caller
 
@@ -141,6 +142,31 @@ def test_a_broken_edit_keeps_the_old_one_and_says_so(
     changing.write("# nothing")
     assert changing.pay(50) == 50
     assert changing.guard.policy_problem is None
+
+
+def test_other_processes_see_that_a_broken_edit_is_not_in_force(shop: Callable[..., Shop]) -> None:
+    """As long as a process may go by the older content; mended, it is taken back."""
+    changing = shop(DENY)
+    store = changing.guard._engine.store
+
+    def told() -> list[StalePolicy]:
+        return [*stale_policies(store, "default")]
+
+    assert (changing.pay(1), told()) == (1, [])
+    changing.write("[[rules]\n")
+    assert changing.pay(2) == 2
+    (said,) = told()
+    assert (said.path, said.version) == (str(changing.file), changing.guard._engine.policy.version)
+    assert "not valid TOML" in said.problem
+    ((name, value),) = ((name, value) for name, value in store.facts("default").items() if "stale" in name)
+    boot, pid_namespace, _, *rest = said.owner.split(":")
+    for other, holds in ((":".join((boot, pid_namespace, "4194305", *rest)), False), ("elsewhere", True)):
+        assert store.put_fact("default", name, value.replace(said.owner, other), expected=store.facts("default")[name])
+        assert bool(told()) is holds
+    changing.clock.advance(24 * 3600)
+    assert told() == []
+    changing.write(DENY)
+    assert (changing.pay(3), store.facts("default")[name]) == (3, "")
 
 
 def test_a_file_that_is_gone_keeps_what_it_said(shop: Callable[..., Shop]) -> None:

@@ -191,7 +191,7 @@ def _as(shop: Shop, user: str, run: dict[str, Any]) -> None:
 
 def test_what_is_said_of_a_run_holds_in_those_nested_in_it(shop: Callable[..., Shop]) -> None:
     """Its tags, its user: a rule about them is not lost in a run within; what that says itself comes first."""
-    facts = shop(rule("deny", "tags.env == 'prod' && tags.team == 'blue' && user == 'ada'"))
+    facts = shop(rule("deny", "has(tags.env) && tags.env == 'prod' && tags.team == 'blue' && user == 'ada'"))
 
     async def job(**inner: Any) -> None:
         async with (

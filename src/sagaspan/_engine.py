@@ -75,6 +75,7 @@ from sagaspan.ledger.records import (
     UsageTotals,
     call_info,
 )
+from sagaspan.ledger.stale_policies import take_back, tell
 from sagaspan.ledger.store import NoteChange, RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 from sagaspan.loops import ALLOWED
@@ -269,6 +270,16 @@ class Engine:
         policies = (known.policy for known in self.defined if known.name == tool)
         said = next((policy.loop for policy in policies if policy.loop is not None), self.loop)
         return said is not False
+
+    def note_policy(self, file: PolicyFile, problem: str | None) -> None:
+        """That an older content of the policy file is in force is for people to see who are not in this process."""
+        try:
+            if problem is None:
+                take_back(self.store, self.namespace, file.path)
+            else:
+                tell(self.store, self.namespace, file.path, file.version, problem)
+        except StoreError as error:
+            _log.warning("that the policy file %s is not in force is not on record: %s", file.path, error)
 
     def _spent_so_far(self, call: Call) -> UsageTotals:
         return next(iter(self.store.usage_of(self.namespace, {"run": call.run.id})), UsageTotals())

@@ -169,7 +169,7 @@ class Guard:
         self._engine.at_first_end = self._warn_of_unused
         self._given = prices, budget, budgets, fail_open, mode
         if file is not None:
-            self._engine.watch = PolicyWatch(file, stamp, self._put_in_force)
+            self._engine.watch = PolicyWatch(file, stamp, self._put_in_force, self._engine.note_policy)
 
     def _put_in_force(self, file: PolicyFile) -> None:
         """Go by another content of the policy file from the next call on, or raise ``ConfigurationError``."""

@@ -195,7 +195,7 @@ def _unused(file: PolicyFile, tools: Mapping[str, Collection[str]], lines: Lines
         yield Problem(line=at, where=f"rule {one.number}", message=sentence, warning=True)
     for one, sentence in file.rules.never_held(tools):
         at = lines.of(("rules",), "when", one.number)
-        yield Problem(line=at, where=f"rule {one.number}", message=sentence)
+        yield Problem(line=at, where=f"rule {one.number}", message=sentence.removeprefix(one.says).strip())
 
 
 # -- lines ---------------------------------------------------------------------------------------------------------

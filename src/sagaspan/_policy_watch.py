@@ -26,10 +26,20 @@ Stamp = tuple[int, int, int] | None
 
 
 class PolicyWatch:
-    """One policy file in force, and what is wrong with a later content of it (``problem``), if anything is."""
+    """One policy file in force, and what is wrong with a later content of it (``problem``), if anything is.
 
-    def __init__(self, file: PolicyFile, stamp: Stamp, put_in_force: Callable[[PolicyFile], None]) -> None:
+    ``tell`` puts on record that there is a problem with what was in force before, or (None) none any more.
+    """
+
+    def __init__(
+        self,
+        file: PolicyFile,
+        stamp: Stamp,
+        put_in_force: Callable[[PolicyFile], None],
+        tell: Callable[[PolicyFile, str | None], None],
+    ) -> None:
         self.problem: str | None = None
+        self._tell = tell
         self._file = file
         self._stamp = self._seen = stamp
         self._put_in_force = put_in_force
@@ -70,9 +80,12 @@ class PolicyWatch:
                 "the policy file %s was changed and cannot be put in force, so version %s of it stays: %s",
                 path, before, error,
             )  # fmt: skip
+            self._tell(self._file, self.problem)
             return
         mended = self.problem is not None
         self._file, self.problem = file, None
+        if mended:
+            self._tell(file, None)
         if mended or file.version != before:
             _log.warning(
                 "the policy file %s was changed: version %s is in force instead of %s", path, file.version, before

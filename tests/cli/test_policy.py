@@ -143,6 +143,16 @@ def test_with_the_app_what_does_not_fit_its_tools(sagaspan: Sagaspan, app: Calla
     assert _check(sagaspan, "[tools.pay]\nkey = 'ordr'", "--app", named).code == 1
 
 
+def test_with_the_app_what_never_holds_for_its_tools(sagaspan: Sagaspan, app: Callable[[str], str]) -> None:
+    """An argument that a rule of several tools looks for and none has; it is an error, with its line."""
+    text = "[[rules]]\ntools = '*'\naction = 'deny'\nwhen = 'has(args.amout) && args.amout > 1'\n"
+    answer = _check(sagaspan, text, "--app", app("None"))
+    (problem,) = answer.json
+    assert (answer.code, problem["line"], problem["warning"]) == (1, 4, False)
+    assert problem["message"].startswith("looks for the argument 'amout', which none of its tools has")
+    assert "did you mean amount?" in problem["message"]
+
+
 def test_a_good_file_is_said_to_be_so(sagaspan: Sagaspan) -> None:
     """With its version, which does not depend on its spelling."""
     Path("p.toml").write_text(RULES)

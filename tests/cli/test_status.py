@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import shlex
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sagaspan import Guard, ToolTimeout
+from sagaspan.testing import frozen_clock
 from tests.cli.conftest import Sagaspan
 
 DIES_IN_A_WRITE = """
@@ -44,6 +47,26 @@ def test_what_could_not_be_undone_needs_a_person(sagaspan: Sagaspan) -> None:
     run, call = sorted(answer.json, key=lambda item: item["kind"] != "run")
     assert sagaspan(*run["next"].split()[1:]).code == 0
     assert call["next"] == f"sagaspan compensate stuck-1 --call {call['id']} --app MODULE:GUARD"
+
+
+def test_a_broken_edit_of_the_policy_file_needs_a_person(sagaspan: Sagaspan, tmp_path: Path) -> None:
+    """It is seen without asking the process that goes by the older content, until somebody mends it."""
+    file = tmp_path / "sagaspan.toml"
+    file.write_text("# nothing\n")
+    with frozen_clock(dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)) as clock, Guard(policies=file) as guard:
+        look = guard.tool("look", effect="read")(lambda n: n)
+        file.write_text("[[rules]]\naction = 'forbid'\n")
+        clock.advance(2)
+        look(1)
+        answer = sagaspan("status", "--json")
+        (item,) = answer.json
+        assert (answer.code, item["kind"], item["what"], item["state"]) == (4, "policy", str(file), "stale")
+        assert "'forbid'" in item["why"]
+        assert sagaspan(*shlex.split(item["next"])[1:]).code == 1
+        file.write_text("# mended\n")
+        clock.advance(2)
+        look(2)
+    assert sagaspan("status", "--json").json == []
 
 
 def test_a_dead_process_is_seen_at_once(sagaspan: Sagaspan, home: Path) -> None:

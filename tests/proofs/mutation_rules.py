@@ -4311,4 +4311,15 @@ RULES: Final[tuple[Rule, ...]] = (
         new="",
         tests=("tests/index/test_query.py::test_only_a_selection_is_copied_and_only_to_its_file",),
     ),
+    Rule(
+        section="(d)",
+        rule="A broken edit of the policy file is told to other processes.",
+        file="src/sagaspan/_policy_watch.py",
+        old="            self._tell(self._file, self.problem)\n",
+        new="            pass\n",
+        tests=(
+            _RELOADS + "test_other_processes_see_that_a_broken_edit_is_not_in_force",
+            "tests/cli/test_status.py::test_a_broken_edit_of_the_policy_file_needs_a_person",
+        ),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -59,7 +60,7 @@ def status(context: click.Context, settings: Settings, namespace: str | None) ->
     """Everything that needs a person, each with its next command; exit 4 if any (for cron)."""
     store = settings.open_store()
     items = [
-        *_freeze_items(store, namespace),
+        *_freeze_items(store, namespace), *_policy_items(store, namespace),
         *_approval_items(store, namespace), *_run_items(store, namespace), *_call_items(store, namespace),
         *_incidents(store, namespace), *_undelivered(store, namespace),
     ]  # fmt: skip
@@ -91,6 +92,19 @@ def _freeze_items(store: Any, namespace: str | None) -> Iterator[Item]:
             why=f"by {one.by} since {one.since:%Y-%m-%d %H:%M} UTC: {short(one.reason, 80)}",
             next=f"sagaspan {verb}" + (f" --namespace {one.namespace}" if several else ""),
         )  # fmt: skip
+
+
+def _policy_items(store: Any, namespace: str | None) -> Iterator[Item]:
+    """Policy files that were changed, and of which agents go by an older content."""
+    from sagaspan.ledger.stale_policies import stale_policies
+
+    for space in {"default", *store.namespaces()} if namespace is None else {namespace}:
+        for stale in stale_policies(store, space):
+            yield Item(
+                kind="policy", id=stale.version, namespace=space, what=stale.path, state="stale",
+                why=f"was changed and cannot be put in force, so this version of it stays: {short(stale.problem, 200)}",
+                next=f"sagaspan policy check {shlex.quote(stale.path)}",
+            )  # fmt: skip
 
 
 def _approval_items(store: Any, namespace: str | None) -> Iterator[Item]:
