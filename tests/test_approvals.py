@@ -25,6 +25,7 @@ from sagaspan import (
     ApprovalState,
     Approve,
     BudgetExceeded,
+    CompensationFailed,
     ConfigurationError,
     Deny,
     Edit,
@@ -771,6 +772,29 @@ def test_a_call_that_failed_is_undone_with_what_was_edited_later(guard: Guard, c
         assert caller.play(job) == 3
     guard.compensate("a")
     assert undone == [3]
+
+
+def test_undoing_asks_nobody_but_a_function_that_calls_a_tool_does(guard: Guard, caller: Caller) -> None:
+    """Who agreed to a call agreed to what undoes it, which was shown; where that is to be asked, a function asks."""
+    refunded: list[float] = []
+
+    @guard.tool(approve=True)
+    def refund(amount: float) -> None:
+        refunded.append(amount)
+
+    Shop(guard, caller, compensate="refund").order(50)
+    assert guard.compensate("order").undone
+    assert refunded == [50]
+    other = Guard(guard._engine.store.url, approver="inbox")
+    refund_ = other.tool("refund", approve=True)(lambda amount: refunded.append(amount))
+    Shop(other, caller, compensate=lambda amount: refund_(amount)).order(60, run="b")
+    with pytest.raises(CompensationFailed):
+        other.compensate("b")
+    (request,) = other.approvals.list()
+    assert (request.tool, refunded) == ("refund", [50])
+    other.approvals.approve(request.id, by="alice")
+    assert other.compensate("b").undone
+    assert refunded == [50, 60]
 
 
 # -- who -----------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def touched(written: Path) -> Iterator[Callable[..., tuple[Any, AuditReport]]]:
 
 
 quick = settings(
-    max_examples=40,
+    max_examples=12,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
     database=None,
