@@ -24,8 +24,12 @@ from sagaspan import (
     ResolutionError,
     Webhook,
 )
+from sagaspan import _owner as owner
+from sagaspan._characters import WIDTH
 from sagaspan.signing import Refused, key_of, signed, verified
+from tests.cli.test_terminal import _check, _one_cell
 from tests.conftest import Caller
+from tests.test_rendering import HOSTILE
 
 SECRET = "a secret that nobody guesses: 0123456789"
 KEY = key_of(SECRET)
@@ -142,6 +146,51 @@ def test_the_example_refuses_what_is_not_ours(example: Any) -> None:
     assert receiver.verified(headers, good + b" ") is None
     assert receiver.verified(headers, good) is not None
     assert receiver.verified(headers, good) is None
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Somebody sits at the receiver's terminal, of so many columns, and types this."""
+
+    def typed(*answers: str, columns: int = 80) -> None:
+        left = [*answers]
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("builtins.input", lambda _: left.pop(0))
+
+    return typed
+
+
+def test_the_example_asks_on_its_terminal(
+    example: Any, serve: Serve, store_url: str, typed: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows the text that the library made, and speaks for the user of the system, whatever he calls himself."""
+    monkeypatch.setenv("LOGNAME", "mallory")
+    monkeypatch.setenv("USER", "mallory")
+    shop = Shop(store_url, Caller("sync"), serve(example.Receiver(SECRET, example.ask).serve(port=0)))
+    for name, text in HOSTILE.items():
+        typed("l")
+        request = shop.pending(500, text, run=name)
+        _check(_one_cell(capsys.readouterr().out.rstrip("\n")))
+        assert request.state == "pending"
+    typed("a")
+    assert shop.order(500, run="a") == "paid 500"
+    typed("d", "too much")
+    with pytest.raises(ApprovalDenied, match="too much"):
+        shop.order(500, run="b")
+    typed("e", '{"amount": 5, "to": "bob"}')
+    assert shop.order(500, "\x1b[2J", run="c") == "paid 5"
+    _check(_one_cell(capsys.readouterr().out.rstrip("\n")), 200)
+    assert {by for one in shop.guard.approvals.list(status="consumed") for by in one.approved_by} == {owner.os_user()}
+
+
+def test_the_example_asks_nothing_where_a_value_could_forge_a_line(
+    example: Any, serve: Serve, store_url: str, typed: Any, capsys: Any
+) -> None:
+    """On a terminal that is narrower than the rows of the text it would fold them itself."""
+    shop = Shop(store_url, Caller("sync"), serve(example.Receiver(SECRET, example.ask).serve(port=0)))
+    typed("a", columns=WIDTH)
+    assert shop.pending(500).state == "pending"
+    assert "columns wide" in capsys.readouterr().out
 
 
 # -- answers that decide nothing -----------------------------------------------------------------------------------

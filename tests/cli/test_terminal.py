@@ -163,8 +163,11 @@ def test_a_value_forges_no_line_by_its_length(
     Console(read=lambda _: "l").decide(request)
     asked = capsys.readouterr().err
     whole = [asked, *([request.text] if columns >= 80 else [])]
-    whole += [_on_terminal(monkeypatch, sagaspan, "show", request.id, *more) for more in ((), ("--full",))]
-    tables = [_printed(listed([request], 1, columns), columns), _on_terminal(monkeypatch, sagaspan, "list")]
+    whole += [_on_terminal(monkeypatch, sagaspan, "approvals", "show", request.id, *more) for more in ((), ("--full",))]
+    tables = [
+        _printed(listed([request], 1, columns), columns),
+        _on_terminal(monkeypatch, sagaspan, "approvals", "list"),
+    ]
     for output in (*whole, *tables):
         shown = [line.strip() for line in Screen(output, columns).lines]
         blocks = 2 if "all of its arguments" in shown else 1
@@ -179,7 +182,26 @@ def _on_terminal(monkeypatch: pytest.MonkeyPatch, sagaspan: Sagaspan, *command: 
     with monkeypatch.context() as there:
         there.setenv("TTY_COMPATIBLE", "1")
         there.setenv("NO_COLOR", "1")
-        return sagaspan("approvals", *command).out
+        return sagaspan(*command).out
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_call_that_is_shown_forges_no_line(
+    columns: int, sagaspan: Sagaspan, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arguments and its error are of whoever made it."""
+
+    @guard.tool(effect="write")
+    def pay(note: str) -> None:
+        raise ValueError(note)
+
+    note = "".join(f"{'x' * (columns - width)} state done, result paid" for width in range(4, 40, 6))
+    with pytest.raises(ValueError, match="x"), guard.run("trip", id="a"):
+        pay(note)
+    (call,) = guard.runs.get("a").calls
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output = _on_terminal(monkeypatch, sagaspan, "show", call.id).split("history")[0]
+    assert not any(line.strip().startswith(("state done", "done,")) for line in Screen(output, columns).lines), output
 
 
 def _one_cell(text: str) -> str:

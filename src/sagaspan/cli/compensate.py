@@ -20,7 +20,7 @@ from sagaspan.cli._options import (
     namespace_option,
     pass_settings,
 )
-from sagaspan.cli._render import emit_json, emit_table, say, short, visible
+from sagaspan.cli._render import emit_block, emit_json, emit_table, say, short, visible
 
 if TYPE_CHECKING:
     from sagaspan import CallInfo, Guard
@@ -154,13 +154,15 @@ class _Work:
             say("Nothing is left to undo." if self._call is None else "There is nothing to undo.")
         for step in plan.unresolved:
             why = "happened, and its body still runs" if step.state == "done" else "nobody knows whether it happened"
-            say(f"waits: {visible(step.tool)} {short(step.args)} ({step.state}): {why}", "bold red")
+            emit_block(f"waits: {visible(step.tool)} {short(step.args)} ({step.state}): {why}", "bold red")
         for step in plan.kept:
-            say(f"stays: {visible(step.tool)} {short(step.args)}, because a pivot after it is done", "yellow")
+            emit_block(f"stays: {visible(step.tool)} {short(step.args)}, because a pivot after it is done", "yellow")
         for step in plan.not_compensable:
-            say(f"stays: {visible(step.tool)} {short(step.args)}, which declares no compensation", "yellow")
+            emit_block(f"stays: {visible(step.tool)} {short(step.args)}, which declares no compensation", "yellow")
         for step in plan.undeclared:
-            say(f"stays: {visible(step.tool)} {short(step.args)}, of which no policy says that it is a write", "dim")
+            emit_block(
+                f"stays: {visible(step.tool)} {short(step.args)}, of which no policy says that it is a write", "dim"
+            )
 
     def question(self, plan: Undone) -> str:
         """What is asked of who has seen the plan."""
@@ -204,7 +206,7 @@ class _Work:
         running = {step.id for step in report.unfinished}
         for step in report.failed:
             how = "still runs, and how it ends is recorded" if step.id in running else "failed"
-            say(f"NOT undone: {visible(step.tool)} {short(step.args)}: its compensation {how}", "bold red")
+            emit_block(f"NOT undone: {visible(step.tool)} {short(step.args)}: its compensation {how}", "bold red")
         if report.queued:
             say(f"Queued: {_names(report.queued)}. {self._lacking(report)} waits for a process that has it.", "magenta")
         now = self._engine.store.get_run(self._run.namespace, self._run.id) or self._run

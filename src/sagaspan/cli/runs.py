@@ -10,7 +10,19 @@ import click
 from sagaspan.cli._decided import as_data, emit_requests, requests_of
 from sagaspan.cli._found import namespace_of, the_run, with_namespaces
 from sagaspan.cli._options import Settings, common_options, namespace_option, pass_settings
-from sagaspan.cli._render import dumped, emit_json, emit_table, lately, plain_error, say, short, styled, visible, when
+from sagaspan.cli._render import (
+    dumped,
+    emit_block,
+    emit_json,
+    emit_table,
+    lately,
+    plain_error,
+    say,
+    short,
+    styled,
+    visible,
+    when,
+)
 from sagaspan.ledger.records import CallInfo, CallState, Phase, RunInfo, RunState
 
 
@@ -151,7 +163,7 @@ def print_run(run: RunInfo, settings: Settings) -> None:
     )  # fmt: skip
     for name, value in facts:
         if value:
-            say(f"  {name:<13} {visible(value)}")
+            emit_block(f"  {name:<13} {visible(value)}")
     _say_holder(run, settings)
     say("")
     columns = ("#", "call", "tool", "state", "arguments", "result or error", "tries")

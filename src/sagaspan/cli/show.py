@@ -14,7 +14,7 @@ from sagaspan.cli._decided import as_data, requests_of
 from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
 from sagaspan.cli._next import next_commands, result_command
 from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
-from sagaspan.cli._render import emit_json, emit_table, say, short, visible, when
+from sagaspan.cli._render import emit_block, emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger.records import (
     ApprovalRecord,
@@ -91,7 +91,7 @@ def print_call(call: CallInfo, settings: Settings) -> None:
     )  # fmt: skip
     for name, value in facts:
         if value:
-            say(f"  {name:<16} {visible(value)}")
+            emit_block(f"  {name:<16} {visible(value)}")
     for command in _next(call, audit):
         say(f"  {'next':<16} {command}")
     say("")
