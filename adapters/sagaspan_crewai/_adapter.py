@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sagaspan import Budget, ConfigurationError, Guard
+from sagaspan import Budget, ConfigurationError, Coverage, Guard
 from sagaspan.adapters import PolicyBook, is_from
 
 ROOTS: Final = frozenset({"crewai"})
@@ -49,3 +49,12 @@ class CrewAdapter:
             f"guard.wrap cannot guard a {type(target).__module__}.{type(target).__qualname__}: wrap the crew, the "
             "agent, the flow, or its tools"
         )
+
+    def coverage(self, target: Any) -> Coverage:
+        """What of ``target`` is guarded once it is wrapped, and what nobody can see into."""
+        from sagaspan_crewai import _compat
+
+        _compat.check()
+        from sagaspan_crewai._finding import found_in
+
+        return found_in(target).coverage()

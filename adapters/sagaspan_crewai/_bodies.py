@@ -130,8 +130,11 @@ class _BodyCall:
             return self._decision.answer
         with self._alone():
             try:
-                guarded = self._prepared()
+                guarded = self._box.of(self._tool, self._place)
                 arguments = guarded.arguments(args, kwargs)
+                if self._is_only_asked:
+                    self._ask(guarded, arguments)
+                self._check()
                 if guarded.tool is None:
                     value = self._result(self._run(**arguments))
                 else:
@@ -145,8 +148,11 @@ class _BodyCall:
             return self._decision.answer
         with self._alone():
             try:
-                guarded = self._prepared()
+                guarded = self._box.of(self._tool, self._place)
                 arguments = guarded.arguments(args, kwargs)
+                if self._is_only_asked:
+                    await asyncio.to_thread(self._ask, guarded, arguments)
+                self._check()
                 if guarded.tool is None:
                     value = self._result(await self._run(**arguments))
                 else:
@@ -169,10 +175,18 @@ class _BodyCall:
             _running.reset(running)
             decision_in_force.reset(token)
 
-    def _prepared(self) -> Guarded:
+    def _check(self) -> None:
         if self._session is not None:
             self._session.check()
-        return self._box.of(self._tool, self._place)
+
+    @property
+    def _is_only_asked(self) -> bool:
+        """Whether a call of the same turn waits for an approval already: this one asks beside it, and runs later."""
+        return self._decision is not None and self._session is not None and self._session.waits
+
+    def _ask(self, guarded: Guarded, arguments: dict[str, Any]) -> None:
+        if guarded.tool is not None:
+            self._box.guard.question(guarded.tool, arguments)
 
     def _origin(self) -> dict[str, Any]:
         if self._decision is None or self._session is None:

@@ -19,6 +19,7 @@ _UPGRADE: Final = "upgrade it: pip install -U 'sagaspan[crewai]', or 'crewai>=1.
 
 try:
     from crewai import Agent, Crew, Flow
+    from crewai.agents.agent_builder.base_agent import BaseAgent
     from crewai.events.event_context import _event_id_stack
     from crewai.events.stream_context import add_stream_sink, reset_stream_sinks
     from crewai.hooks.dispatch import HookAborted, InterceptionPoint, get_scoped_hooks, scoped_hooks
@@ -149,7 +150,7 @@ def listening(
 
 
 __all__ = [
-    "Agent", "BaseAgentTool", "BaseLLM", "BaseTool", "Crew", "CrewStructuredTool", "Flow", "FunctionTool",
+    "Agent", "BaseAgent", "BaseAgentTool", "BaseLLM", "BaseTool", "Crew", "CrewStructuredTool", "Flow", "FunctionTool",
     "MCPNativeTool", "Stopping", "ToolFailure", "ToolFailureReason", "canonical", "check", "is_agents_call", "is_tool",
     "listening",
 ]  # fmt: skip

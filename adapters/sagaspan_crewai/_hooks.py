@@ -18,7 +18,7 @@ def before_tool(hook: Any) -> bool | None:
     session = session_in_force.get()
     if session is None:
         return None
-    if session.is_stopping:
+    if session.is_stopping and not session.waits:  # while it waits, a call of the same turn may ask as well
         return False
     try:
         structured = hook.tool

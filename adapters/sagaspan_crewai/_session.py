@@ -14,7 +14,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from sagaspan import Guard, Run
+from sagaspan import ApprovalPending, Guard, Run
 from sagaspan.adapters import LlmCall
 from sagaspan_crewai import _compat
 from sagaspan_crewai._compat import Stopping
@@ -67,6 +67,11 @@ class Session:
         if self.stopped is None and self.outer is not None and self.outer.is_stopping:
             self.stopped = self.outer.stopped
         return self.stopped is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it ends because somebody was asked for an approval."""
+        return self.is_stopping and isinstance(self.stopped, ApprovalPending)
 
     def stop(self, error: BaseException) -> None:
         """End the kickoff, and the ones around it, with ``error``, whoever swallows it on the way."""

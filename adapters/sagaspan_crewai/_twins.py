@@ -21,8 +21,9 @@ from sagaspan_crewai import _interrupts as interrupts
 from sagaspan_crewai import _models as models
 from sagaspan_crewai import _steps as steps
 from sagaspan_crewai._bodies import install
+from sagaspan_crewai._finding import found_in, refuse_unknown
 from sagaspan_crewai._session import Session, in_force, session_in_force
-from sagaspan_crewai._toolbox import Toolbox, aliases_of
+from sagaspan_crewai._toolbox import Toolbox
 
 _STATE: Final = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 _WIRING: Final = "__sagaspan_wiring__"
@@ -61,11 +62,9 @@ def wrap(guard: Guard, target: Any, book: PolicyBook, opening: Opening) -> Any:
         raise ConfigurationError(
             f"the {_kind(target)} {_name(target)!r} is guarded already; wrap it once, with all its policies"
         )
-    tools = list(_tools_of(target))
-    if not _makes_tools(target):
-        book.check_names(
-            [alias for tool in tools for alias in aliases_of(tool)], where=f"the {_kind(target)} {_name(target)!r}"
-        )
+    found = found_in(target)
+    refuse_unknown(book, found, f"the {_kind(target)} {_name(target)!r}")
+    tools = found.tools
     wiring = Wiring(
         guard=guard,
         tools=Toolbox(guard, (book,), tools),
@@ -86,44 +85,6 @@ def _name(target: Any) -> str:
     """The name of its runs: its own, the agent's role, the class of a flow."""
     name = target.role if isinstance(target, _compat.Agent) else getattr(target, "name", None)
     return (str(name or "").strip() or type(target).__name__)[:_LONGEST_NAME]
-
-
-# -- the tools inside --------------------------------------------------------------------------------------------
-
-
-def _tools_of(target: Any) -> Iterator[Any]:
-    """The tools that ``target`` has before it starts, each once."""
-    seen: set[int] = set()
-    for tool in _all_tools_of(target):
-        if _compat.is_tool(tool) and id(tool) not in seen:
-            seen.add(id(tool))
-            yield tool
-
-
-def _all_tools_of(target: Any) -> Iterator[Any]:
-    if isinstance(target, _compat.Crew):
-        for agent in _agents_of(target):
-            yield from getattr(agent, "tools", None) or ()
-        for task in target.tasks:
-            yield from task.tools or ()
-            if task.agent is not None:
-                yield from getattr(task.agent, "tools", None) or ()
-    elif isinstance(target, _compat.Agent):
-        yield from target.tools or ()
-
-
-def _agents_of(crew: Any) -> Iterator[Any]:
-    yield from crew.agents
-    if crew.manager_agent is not None:
-        yield crew.manager_agent
-
-
-def _makes_tools(target: Any) -> bool:
-    """Whether it gets tools while it runs whose names nobody knows yet."""
-    if isinstance(target, _compat.Flow):
-        return True
-    agents = _agents_of(target) if isinstance(target, _compat.Crew) else iter([target])
-    return any(getattr(agent, "mcps", None) or getattr(agent, "apps", None) for agent in agents)
 
 
 # -- the class that is made for a class ---------------------------------------------------------------------------
@@ -155,6 +116,7 @@ def _members(base: Any) -> dict[str, Any]:
             "akickoff": _async(base.akickoff),
             "replay": _sync(base.replay),
             "copy": _copied(base.copy),
+            "from_checkpoint": _restored(base),
             **batches,
         }
     if issubclass(base, _compat.Agent):
@@ -164,8 +126,25 @@ def _members(base: Any) -> dict[str, Any]:
             "akickoff": _async(base.akickoff),
             "execute_task": _sync(base.execute_task),
             "aexecute_task": _async(base.aexecute_task),
+            "from_checkpoint": _restored(base),
         }
-    return {"kickoff_async": _async(base.kickoff_async), "resume_async": _async(base.resume_async)}
+    return {
+        "kickoff_async": _async(base.kickoff_async),
+        "resume_async": _async(base.resume_async),
+        "from_checkpoint": _restored(base),
+    }
+
+
+def _restored(base: Any) -> Any:
+    """What CrewAI goes on with from a checkpoint is an object of its own, at work within the same kickoff."""
+
+    def from_checkpoint(_kind: type, config: Any) -> Any:
+        restored = base.from_checkpoint(config)
+        for tool in found_in(restored).tools:
+            install(tool)
+        return restored
+
+    return classmethod(from_checkpoint)
 
 
 def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -243,7 +222,7 @@ def _kickoff(session: Session) -> Iterator[None]:
     """What happens within the block happens in ``session``; raises what stopped that, whoever swallowed it."""
     try:
         with in_force(session), steps.kickoff(session, _kind(session.target), _name(session.target)):
-            for llm in _models_of(session.target):
+            for llm in found_in(session.target).models:
                 models.watch(llm)
             yield
     except Exception as error:
@@ -260,23 +239,10 @@ def _kickoff(session: Session) -> Iterator[None]:
         raise session.stopped
 
 
-def _models_of(target: Any) -> Iterator[Any]:
-    """The models that are asked on its behalf, as far as it says."""
-    owners = [target]
-    if isinstance(target, _compat.Crew):
-        owners += _agents_of(target)
-    for owner in owners:
-        for name in ("llm", "manager_llm", "planning_llm", "chat_llm"):
-            yield getattr(owner, name, None)
-        yield vars(owner).get("function_calling_llm")  # to ask for it would warn: it is deprecated
-    planning = [getattr(getattr(owner, "planning_config", None), "llm", None) for owner in owners]
-    yield from planning
-
-
 def _session(self: Any, run: Run) -> Session:
     wiring, outer = _wiring(self), session_in_force.get()
     tools = wiring.tools.within(None if outer is None else outer.tools)
-    for tool in _tools_of(self):  # an item of a batch may have tools of its own, and so has what was added since
+    for tool in found_in(self).tools:  # an item of a batch may have tools of its own, and so has what was added since
         install(tool)
     return Session(guard=wiring.guard, run=run, target=self, tools=tools, outer=outer)
 

@@ -3691,7 +3691,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_CREWAI + "_session.py",
         old="            self.stop(KeyboardInterrupt())\n",
         new="            pass\n",
-        tests=(_CREW_ENDS + "test_ctrl_c_ends_it_when_the_call_in_flight_is_done[limit-of-time]",),
+        tests=(_CREW_ENDS + "test_ctrl_c_ends_it_when_the_call_in_flight_is_done",),
     ),
     Rule(
         section="design 3",

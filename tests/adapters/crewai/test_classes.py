@@ -116,15 +116,15 @@ class Hidden(Flow[Any]):
 
     @start()
     def go(self) -> Any:
-        return self.made().kickoff("go").raw
+        return self.made[0]().kickoff("go").raw
 
 
 @pytest.mark.parametrize("kind", [InRun, AroundRun])
 def test_one_that_is_seen_too_late_does_not_run(guard: Guard, kind: type[Paying]) -> None:
     pay = kind()
     with pytest.raises(ConfigurationError, match=r"does its work in run\(\).*: wrap the tool itself"):
-        guard.wrap(Hidden(made=lambda: agent_of([ask("pay", amount=5)], [pay]))).kickoff()
+        guard.wrap(Hidden(made={0: lambda: agent_of([ask("pay", amount=5)], [pay])})).kickoff()
     assert pay.world == []
     wrapped = guard.wrap(pay, WRITE)
-    guard.wrap(Hidden(made=lambda: agent_of([ask("pay", amount=5)] * 2, [wrapped]))).kickoff()
+    guard.wrap(Hidden(made={0: lambda: agent_of([ask("pay", amount=5)] * 2, [wrapped])})).kickoff()
     assert len([each for each in pay.world if each.endswith(" 5")]) == 1

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -83,6 +83,14 @@ def test_an_abort_ends_it(guard: Guard, world: list[object], name: str) -> None:
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """As in a terminal: a job in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupted_shop(world: list[object]) -> list[Any]:
     """A shop in which somebody presses Ctrl-C while a room is booked."""
     book, cancel = shop(world)
@@ -106,6 +114,7 @@ def until(happened: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 @pytest.mark.parametrize("name", ENTRIES)
 def test_ctrl_c_ends_it_when_the_call_in_flight_is_done(guard: Guard, world: list[object], name: str) -> None:
     script = [ask("book", room=room) for room in "abcd"]

@@ -279,3 +279,19 @@ def test_a_budget_of_money_stops_before_a_model_is_asked(guard: Guard, world: li
     assert world == ["book a"]
     assert len(model_of(crew).seen) == 1
     assert isinstance(model_of(crew), Scripted)
+
+
+def test_all_questions_of_a_turn_are_asked_together(guard: Guard, world: list[object]) -> None:
+    def again() -> Any:
+        crew = crew_of([[Ask("book", room=room) for room in "abcd"]], shop(world))
+        return guard.wrap(crew, {"book": Policy(compensate="cancel", approve=True)}, run_id="trip").kickoff()
+
+    with pytest.raises(ApprovalPending):
+        again()
+    waiting = guard.approvals.list()
+    assert sorted(request.args["room"] for request in waiting) == ["a", "b", "c", "d"]
+    assert world == []
+    for request in waiting:
+        guard.approvals.approve(request.id)
+    assert again().raw == "done"
+    assert sorted(str(what) for what in world) == ["book a", "book b", "book c", "book d"]

@@ -1,0 +1,163 @@
+"""Features of CrewAI's that call models and tools in ways of their own: each is guarded, and counted once a request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from crewai import Agent, Crew, Process
+from crewai.agent.planning_config import PlanningConfig
+from crewai.tools import tool
+from crewai.tools.memory_tools import RecallMemoryTool, RememberTool
+from opentelemetry import trace
+
+from sagaspan import BudgetExceeded, Guard, Policy
+from tests.adapters.crewai.entries import DELEGATE
+from tests.adapters.crewai.scripts import Say, Scripted, agent_of, ask, crew_of
+from tests.adapters.crewai.test_models import job, of_openai
+from tests.adapters.crewai.test_tools import pay_tool, states
+from tests.providers.replies import Reply, ToolCall
+from tests.providers.server import ModelServer
+
+WRITE = {"pay": Policy(effect="write")}
+PAY = Reply(tool_calls=(ToolCall(name="pay", arguments={"amount": 1}),))
+
+
+def agrees(guard: Guard, server: ModelServer) -> bool:
+    """Whether our books are those of the provider."""
+    used = guard.usage(model="gpt-4o-mini")
+    ours = (used.input_tokens, used.output_tokens)
+    return ours == (server.input_tokens, server.output_tokens) and used.calls == len(server.requests)
+
+
+def crew_at(server: ModelServer, tools: list[Any], *, task: dict[str, Any] | None = None, **agent: Any) -> Crew:
+    """A crew whose model answers over a socket."""
+    clerk = Agent(role="Clerk", goal="g", backstory="b", llm=of_openai(server), tools=tools, **agent)
+    return Crew(agents=[clerk], tasks=[job(clerk, **(task or {}))])
+
+
+def test_our_total_is_the_sum_of_the_requests_where_that_of_crewai_is_not(
+    guard: Guard, model_server: ModelServer, world: list[object]
+) -> None:
+    delegation = Reply(tool_calls=(ToolCall(name=DELEGATE[0].name, arguments=json.loads(DELEGATE[0].arguments)),))
+    model_server.say(delegation, PAY, Reply(text="paid"), Reply(text="all done"))
+    llm = of_openai(model_server)
+    clerk = Agent(role="Clerk", goal="g", backstory="b", llm=llm, tools=[pay_tool(world)])
+    boss = Agent(role="Boss", goal="g", backstory="b", llm=llm, allow_delegation=True)
+    crew = Crew(agents=[clerk], tasks=[job()], manager_agent=boss, process=Process.hierarchical)
+    output = guard.wrap(crew).kickoff()
+    assert world == [1]
+    assert agrees(guard, model_server)
+    assert output.token_usage.total_tokens != model_server.input_tokens + model_server.output_tokens
+
+
+def test_an_agent_that_plans_is_counted_with_its_plans(guard: Guard, world: list[object]) -> None:
+    ready = json.dumps({"plan": "just pay", "steps": [], "ready": True})
+    planner = Scripted([ready] * 4)
+    agent = agent_of(
+        [ask("pay", amount=1)], [pay_tool(world)], planning_config=PlanningConfig(llm=planner, max_attempts=1)
+    )
+    guard.wrap(Crew(agents=[agent], tasks=[job(agent)]), WRITE).kickoff()
+    asked = len(planner.seen) + len(agent.llm.seen)  # type: ignore[union-attr]
+    assert len(planner.seen) > 0
+    assert guard.usage(model="gpt-4o").input_tokens == 10 * asked
+    assert world == [1]
+
+
+def test_an_agent_that_plans_is_stopped_before_its_plan(guard: Guard, world: list[object]) -> None:
+    planner = Scripted([Say()] * 4)
+    agent = agent_of([ask("pay", amount=1)], [pay_tool(world)], planning_config=PlanningConfig(llm=planner))
+    with pytest.raises(BudgetExceeded):
+        guard.wrap(Crew(agents=[agent], tasks=[job(agent)]), budget="0.00001 USD").kickoff()
+    assert (planner.seen, world) == ([], [])
+
+
+def test_a_model_that_only_calls_functions_is_counted(guard: Guard, world: list[object]) -> None:
+    caller = Scripted([Say()] * 4)
+    crew = crew_of([ask("pay", amount=1)], [pay_tool(world)], False, agent={"function_calling_llm": caller})
+    guard.wrap(crew, WRITE).kickoff()
+    asked = len(caller.seen) + len(crew.agents[0].llm.seen)  # type: ignore[union-attr]
+    assert guard.usage(model="gpt-4o").input_tokens == 10 * asked
+    assert world == [1]
+
+
+def test_a_guardrail_that_asks_again_is_counted_and_repeats_nothing(
+    guard: Guard, model_server: ModelServer, world: list[object]
+) -> None:
+    verdicts = [(False, "longer"), (False, "longer"), (True, "fine")]
+    model_server.say(PAY, Reply(text="one"), PAY, Reply(text="two"), PAY, Reply(text="three"))
+    crew = crew_at(model_server, [pay_tool(world)], task={"guardrail": lambda _output: verdicts.pop(0)})
+    assert guard.wrap(crew).kickoff().raw == "fine"
+    assert world == [1]
+    assert agrees(guard, model_server)
+
+
+def test_a_guardrail_of_words_is_counted(guard: Guard, model_server: ModelServer) -> None:
+    model_server.say(Reply(text="a haiku"), Reply(text=json.dumps({"valid": True, "feedback": None})))
+    guard.wrap(crew_at(model_server, [], task={"guardrail": "it is a haiku"})).kickoff()
+    assert len(model_server.requests) >= 2
+    assert agrees(guard, model_server)
+
+
+def test_items_of_a_batch_are_separate_and_their_books_agree(
+    guard: Guard, model_server: ModelServer, world: list[object]
+) -> None:
+    model_server.say(PAY, Reply(text="one"), PAY, Reply(text="two"))
+    outputs = guard.wrap(crew_at(model_server, [pay_tool(world)]), WRITE).kickoff_for_each([{"n": 1}, {"n": 2}])
+    assert [output.raw for output in outputs] == ["one", "two"]
+    assert world == [1, 1]
+    assert agrees(guard, model_server)
+    assert len(guard.runs.list()) == 2
+
+
+def test_tools_of_a_memory_are_guarded(guard: Guard, world: list[object]) -> None:
+    class Memory:
+        """What a memory does for its tools."""
+
+        read_only = False
+
+        def recall(self, *args: Any, **kwargs: Any) -> list[Any]:
+            """Recall."""
+            world.append("recall")
+            return []
+
+        def remember_many(self, contents: list[str], *args: Any, **kwargs: Any) -> list[Any]:
+            """Remember."""
+            world.append("remember")
+            return []
+
+        def remember(self, *args: Any, **kwargs: Any) -> None:
+            """Remember."""
+            world.append("remember")
+
+    tools: list[Any] = [
+        RecallMemoryTool.model_construct(memory=Memory()),
+        RememberTool.model_construct(memory=Memory()),
+    ]
+    names = [each.name for each in tools]
+    agent = agent_of(
+        [ask(names[0], queries=["x"]), ask(names[1], contents=["y"]), ask(names[1], contents=["y"])], tools
+    )
+    guard.wrap(agent, {names[1]: Policy(effect="write")}).kickoff("go")
+    assert world == ["recall", "remember"]
+    assert len(states(guard)) == 2
+
+
+def test_the_spans_go_where_the_user_sends_them_and_crewai_sets_no_provider(guard: Guard, world: list[object]) -> None:
+    before = trace.get_tracer_provider()
+    guard.wrap(crew_of([ask("pay", amount=1)], [pay_tool(world)])).kickoff()
+    assert trace.get_tracer_provider() is before
+
+
+def test_a_limit_of_uses_counts_a_denied_call_as_crewai_does(guard: Guard, world: list[object]) -> None:
+    @tool("pay", max_usage_count=2)
+    def pay(amount: int) -> str:
+        """Pay."""
+        world.append(amount)
+        return "paid"
+
+    crew = crew_of([ask("pay", amount=n) for n in range(4)], [pay])
+    with guard.override(approver=lambda request: request.args["amount"] != 0):
+        guard.wrap(crew, {"pay": Policy(approve=True)}).kickoff()
+    assert world == [1]
