@@ -168,6 +168,7 @@ class Engine:
         self._scheduled_with: dict[str, Tool] = {}
         self._lock = fork.new_lock()
         self._warned: set[str] = set()
+        self._unsaid: set[str] = set()
         self._redacting: dict[str, Redaction] = {}
         self._middleware = users_layers(middleware)
         self._innermost: tuple[Middleware, ...] = ()
@@ -683,6 +684,17 @@ class Engine:
             policy=None if self.policy is None else self.policy.version,
             former=self._former(tool, told, plain, key, resumed=resumed) if self._changes_keys(tool) else (),
         )
+
+    def warn_unsaid(self, model: str, call_id: str) -> None:
+        """Say that nobody told what a call of ``model`` used; once for each model, which mostly never tells it."""
+        level = logging.DEBUG if model in self._unsaid else logging.WARNING
+        self._unsaid.add(model)
+        _log.log(
+            level,
+            "nobody said what the call %s of %r used; it is booked with all it had reserved. Later ones of this model "
+            "are not named here; see: sagaspan usage --by model",
+            call_id, model,
+        )  # fmt: skip
 
     def make_model_call(self, tool: Tool, model: str, arguments: Mapping[str, Any], backend: Backend) -> Call:
         """A call of a model, which is never answered from the ledger; raises what ``run_in_force`` does."""

@@ -444,9 +444,7 @@ class LlmCall:
             return Ended(state=CallState.FAILED, error=error), ONLY_COUNTED
         if error is not None:
             return Ended(state=CallState.UNKNOWN, error=error), self._as_reserved()
-        _log.warning(
-            "nobody said what the call %s of %r used; it is booked with all it had reserved", self.id, self.model
-        )
+        self._engine.warn_unsaid(self.model, self.id)
         return Ended(state=CallState.DONE), self._as_reserved()
 
     def _is_free(self, error: BaseException) -> bool:

@@ -172,6 +172,14 @@ def test_a_call_nobody_settled_is_booked_as_reserved(guard: Guard, caplog: pytes
     assert "nobody said what the call" in caplog.text
 
 
+def test_a_model_that_never_says_what_it_used_is_named_once(guard: Guard, caplog: pytest.LogCaptureFixture) -> None:
+    """A local model may never tell; an agent of a thousand calls does not log it a thousand times."""
+    for _ in range(3):
+        with guard.llm_call("cheap", input_tokens=1, max_output_tokens=1):
+            pass
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
 def test_a_model_without_a_price(ledger: Path) -> None:
     """Refused under a hard budget of money; else counted as the dearest known, and flagged."""
     guard = Guard(f"sqlite:///{ledger}")

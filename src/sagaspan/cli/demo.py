@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sagaspan import Guard, Policy
 
 _WORLD: Final = "demo-world.jsonl"
+_PRICES: Final = {"scripted": {"input": 2.5, "output": 10}}
 QUERY = """
 select split_part(run_id, '-', 3) as run, tool, phase, state, outcome, duration_ms::int as ms,
        split_part(error_type, '.', -1) as error
@@ -43,7 +44,7 @@ def demo(settings: Settings) -> None:
     folder = home(create=True)
     provider = configure_tracing("sagaspan-demo", directory=settings.traces)
     story = _Story(trip, prefix=f"trip-{secrets.token_hex(3)}", world=folder / _WORLD, quiet=settings.as_json)
-    with Guard(settings.store, tracer_provider=provider) as guard:
+    with Guard(settings.store, prices=_PRICES, tracer_provider=provider) as guard:
         agent = guard.wrap(trip.build_agent(), _policies(trip))  # the one line
         runs = [
             story.declined(guard, agent),
@@ -79,7 +80,7 @@ def _app() -> Guard:
 
     trip = _trip()
     os.environ["TRIP_WORLD"] = str(home(create=True) / _WORLD)
-    guard = Guard()
+    guard = Guard(prices=_PRICES)
     guard.wrap(trip.build_agent(), _policies(trip))
     return guard
 
