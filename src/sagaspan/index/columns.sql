@@ -19,7 +19,7 @@ comment on column runs."state" is 'How it ended the last time; NULL while it run
 comment on column runs."reason" is 'Why it ended so, such as `error`, `aborted`, `budget`, `loop`.';
 comment on column runs."started" is 'When its first span started.';
 comment on column runs."duration_ms" is 'From the first start to the last end, also over pauses.';
-comment on column runs."calls" is 'Calls of tools, each once however often it was replayed.';
+comment on column runs."calls" is 'Calls of tools, without those that were answered from the record or wait for an approval.';
 comment on column runs."compensations" is 'Calls that were undone, or tried to be.';
 comment on column runs."llm_calls" is 'Calls of models.';
 comment on column runs."errors" is 'Spans in error, without its own.';
@@ -199,6 +199,7 @@ comment on column spans."run_name" is 'Its name.';
 comment on column spans."call_id" is 'The call''s id in the ledger.';
 comment on column spans."phase" is '`forward`, or `compensation`.';
 comment on column spans."state" is 'The state of the call, run or request that it is about.';
+comment on column spans."reason" is 'Why a run is in that state.';
 comment on column spans."is_run" is 'Whether it is the span of a run.';
 comment on column spans."outcome" is 'How a repeated call was answered.';
 comment on column spans."executed" is 'Whether the tool''s body ran.';

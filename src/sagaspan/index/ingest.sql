@@ -136,6 +136,7 @@ incoming as (
         a['$CALL_ID'] as call_id,
         a['$CALL_PHASE'] as phase,
         coalesce(a['$CALL_STATE'], a['$RUN_STATE'], a['$APPROVAL_OUTCOME']) as state,
+        a['$RUN_REASON'] as reason,
         a['$RUN_STATE'] is not null and operation is null as is_run,
         a['$IDEMPOTENCY_OUTCOME'] as outcome,
         try_cast(a['$CALL_EXECUTED'] as boolean) as executed,

@@ -60,6 +60,7 @@ create table spans (
     call_id varchar,
     phase varchar,
     state varchar,
+    reason varchar,
     is_run boolean,
     outcome varchar,
     executed boolean,

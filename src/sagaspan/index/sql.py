@@ -16,7 +16,7 @@ from sagaspan import exceptions, semconv
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 # Bytes; DuckDB's buffers grow with it, so only a batch that needs more gets more.
 MAXIMUM_LINE: Final = 16 * 1024 * 1024
 
@@ -89,6 +89,12 @@ def _names() -> dict[str, str]:
         "REFUSALS": refusals,
     }
     return names | firsts | more
+
+
+def traces_of(ids: str) -> str:
+    """The view ``traces`` over the spans of some traces alone: a filter on the view would come after the counting."""
+    view = _read("views.sql").partition("create view traces as\n")[2].partition(";\n")[0]
+    return view.replace("from spans\n", f"from (select * from spans where trace_id in {ids}) as spans\n")  # noqa: S608 - our own SQL
 
 
 def captured(which: str) -> str:

@@ -53,37 +53,47 @@ create view runs as
 with counted as (
     select
         run_id,
-        arg_max(run_name, end_time) as name,
-        arg_max({'state': state, 'reason': attributes['$RUN_REASON']}, end_time) filter (where is_run) as outcome,
+        any_value(run_name) as name,
         min(start_time) as started,
         (epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6 as duration_ms,
-        count(distinct coalesce(call_id, span_id)) filter (
-            where operation = '$OPERATION_EXECUTE_TOOL' and coalesce(phase, '$PHASE_FORWARD') = '$PHASE_FORWARD'
+        count(*) filter (
+            where operation = '$OPERATION_EXECUTE_TOOL' and phase is distinct from '$PHASE_COMPENSATION'
+                and (outcome is null or outcome not in ('$OUTCOME_REPLAYED', '$OUTCOME_JOINED'))
+                and state is distinct from 'awaiting_approval'
         ) as calls,
-        count(distinct coalesce(compensates, span_id)) filter (
-            where operation = '$OPERATION_EXECUTE_TOOL' and phase = '$PHASE_COMPENSATION'
-        ) as compensations,
         count(*) filter (where operation in ($LLM_OPERATIONS)) as llm_calls,
         count(*) filter (where status = 'ERROR' and not is_run) as errors,
         sum(cost_usd) as cost_usd,
         sum(input_tokens)::bigint as input_tokens,
         sum(output_tokens)::bigint as output_tokens,
-        max(agent_name) as agent_name,
-        max(conversation_id) as conversation_id,
-        coalesce(arg_max(trace_id, end_time) filter (where is_run), arg_max(trace_id, end_time)) as trace_id
+        any_value(agent_name) as agent_name,
+        any_value(conversation_id) as conversation_id,
+        any_value(trace_id) as trace_id
     from spans
     where run_id is not null
+    group by run_id
+),
+ended as (
+    select run_id, arg_max({'state': state, 'reason': reason, 'trace_id': trace_id}, end_time) as last
+    from spans
+    where is_run and run_id is not null
+    group by run_id
+),
+undone as (
+    select run_id, count(distinct coalesce(compensates, span_id)) as compensations
+    from spans
+    where phase = '$PHASE_COMPENSATION' and run_id is not null
     group by run_id
 )
 select
     run_id,
     name,
-    outcome.state as state,
-    outcome.reason as reason,
+    last.state as state,
+    last.reason as reason,
     started,
     duration_ms,
     calls,
-    compensations,
+    coalesce(compensations, 0) as compensations,
     llm_calls,
     errors,
     cost_usd,
@@ -91,8 +101,10 @@ select
     output_tokens,
     agent_name,
     conversation_id,
-    trace_id
-from counted;
+    coalesce(last.trace_id, trace_id) as trace_id
+from counted
+left join ended using (run_id)
+left join undone using (run_id);
 
 create view saga_steps as
 with forward as (

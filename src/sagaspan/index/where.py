@@ -45,47 +45,59 @@ class Where:
 
     def of_spans(self) -> tuple[str, list[Any]]:
         """The condition that a span fits, and its values."""
-        return self._all("start_time", "duration_ms", "status = 'ERROR'", "{}")
+        return _joined([*self._bounds("start_time", "duration_ms"), *self._traits("{}")])
 
-    def of_traces(self) -> tuple[str, list[Any]]:
-        """The condition that a group of the spans of one trace fits, and its values."""
+    def of_traces(self) -> tuple[str, list[Any], str, list[Any]]:
+        """The condition that a span is of a trace that has such spans; and that such a trace fits; each with values."""
         duration = "(epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6"
-        return self._all("min(start_time)", duration, "bool_or(status = 'ERROR')", "bool_or({})")
+        some = self._traits("trace_id in (select trace_id from spans where {})")
+        return (*_joined(some), *_joined(self._bounds("min(start_time)", duration)))
 
-    def _all(self, start: str, duration: str, failed: str, some: str) -> tuple[str, list[Any]]:
-        wanted: list[tuple[str, Any]] = [
+    def _bounds(self, start: str, duration: str) -> list[_Condition]:
+        bounds = (
             (f"{start} >= ?::timestamp", _naive_utc(self.since)),
             (f"{start} < ?::timestamp", _naive_utc(self.until)),
             (f"{duration} >= ?", self.min_ms),
             (f"{duration} <= ?", self.max_ms),
-            (some.format("tool_name glob ?"), self.tool),
-            (some.format("agent_name glob ?"), self.agent),
-            (some.format("model glob ?"), self.model),
-            (some.format("run_id = ?"), self.run_id),
-            (some.format("service_name = ?"), self.service_name),
-            (some.format("trace_id = ?"), self.trace_id),
+        )
+        return [(condition, [value]) for condition, value in bounds if value is not None]
+
+    def _traits(self, some: str) -> list[_Condition]:
+        wanted = (
+            ("tool_name glob ?", self.tool),
+            ("agent_name glob ?", self.agent),
+            ("model glob ?", self.model),
+            ("run_id = ?", self.run_id),
+            ("service_name = ?", self.service_name),
+            ("trace_id = ?", self.trace_id),
+        )
+        traits: list[_Condition] = [
+            (some.format(condition), [value]) for condition, value in wanted if value is not None
         ]
-        given = [(condition, value) for condition, value in wanted if value is not None]
-        conditions, values = [condition for condition, _ in given], [value for _, value in given]
         if self.status:
-            states = [
-                {ERROR: f"coalesce({failed}, false)", OK: f"not coalesce({failed}, false)"}.get(
-                    status, some.format("state = ?")
-                )
-                for status in self.status
-            ]
-            conditions.append(f"({' or '.join(states)})")
-            values += [status for status in self.status if status not in (OK, ERROR)]
-        return " and ".join(conditions) or "true", values
+            failed = some.format("status = 'ERROR'")
+            known = {ERROR: failed, OK: f"not ({failed})"}
+            either = " or ".join(known.get(status) or some.format("state = ?") for status in self.status)
+            traits.append((f"({either})", [status for status in self.status if status not in known]))
+        return traits
+
+
+_Condition = tuple[str, list[Any]]
+
+
+def _joined(conditions: list[_Condition]) -> _Condition:
+    return " and ".join(text for text, _ in conditions) or "true", [
+        value for _, values in conditions for value in values
+    ]
 
 
 def choose(connection: DuckDBPyConnection, where: Where) -> None:
     """Make the temporary table ``chosen``: the ids of the traces that fit, newest first."""
-    having, values = where.of_traces()
+    some, values, having, bounds = where.of_traces()
     connection.execute(
-        "create or replace temp table chosen as select trace_id from spans where trace_id is not null "  # noqa: S608 - our own conditions
+        f"create or replace temp table chosen as select trace_id from spans where trace_id is not null and {some} "  # noqa: S608 - our own conditions
         f"group by trace_id having {having} order by min(start_time) desc nulls last, trace_id limit ? offset ?",
-        [*values, where.limit, where.offset],
+        [*values, *bounds, where.limit, where.offset],
     )
 
 
