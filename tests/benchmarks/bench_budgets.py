@@ -1,9 +1,10 @@
 """What metering a model's call costs, and budgets of a tool: ``uv run python -m tests.benchmarks.bench_budgets``.
 
-Two questions. Beside the bare client: the OpenAI SDK asks a server on the loopback, bare and metered in turns (A B A B
-...). Against the number of calls in the ledger: a metered call without a client, and a guarded tool's, with none and
-with ``--stored`` calls (100,000; 1,000,000 takes a minute to fill and 2 GB), also in turns. ``--json`` prints one JSON
-document. Absolute figures depend on the disk and on who else works; the ratios much less.
+Two questions. Beside the bare client: the OpenAI SDK asks a server on the loopback, bare, guarded by ``guard.wrap`` and
+metered by hand in turns (A B C A B C ...), whole answers and streams. Against the number of calls in the ledger: a
+guarded client's call, a metered one without a client, and a guarded tool's, with none and with ``--stored`` calls
+(100,000; 1,000,000 takes a minute to fill and 2 GB), also in turns. ``--json`` prints one JSON document. Absolute figures
+depend on the disk and on who else works; the ratios much less.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from tests.providers.replies import Reply
 from tests.providers.server import ModelServer
 
 from sagaspan import Guard
@@ -30,6 +33,7 @@ BUDGETS = {
     "user:*": "1000000 USD/day", "tenant:acme": "1000000 USD", "tool:*": "1000000 USD/month", "model:*": "100M calls",
 }  # fmt: skip
 BATCH = 10_000
+CHUNKS = 200
 
 
 def _timed(function: Callable[[], object]) -> float:
@@ -57,23 +61,36 @@ def metering(guard: Guard) -> Callable[[], object]:
     return call
 
 
-def beside_the_client(calls: int, folder: Path) -> dict[str, float]:
-    """The bare SDK, and the same with its calls metered under three budgets."""
+def asking(client: Any, **more: Any) -> Callable[[], object]:
+    """One question, and its answer read to the end."""
+    asked = {"model": "bench", "messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 500, **more}
+
+    def ask() -> object:
+        answer = client.chat.completions.create(**asked)
+        return list(answer) if more.get("stream") else answer
+
+    return ask
+
+
+def beside_the_client(calls: int, folder: Path, server: ModelServer) -> dict[str, float]:
+    """The bare SDK, the same object from ``guard.wrap``, and a call metered by hand; under three budgets."""
     guard = Guard(f"sqlite:///{folder / 'client.db'}", prices=PRICES, budgets=BUDGETS)
-    with ModelServer() as server:
-        client = server.openai()
+    bare = server.openai()
+    guarded, ask = guard.wrap(bare), asking(bare)
 
-        def ask() -> object:
-            return client.chat.completions.create(
-                model="bench", messages=[{"role": "user", "content": "hello"}], max_completion_tokens=500
-            )
+    def metered() -> None:
+        with guard.llm_call("bench", input_tokens=1000, max_output_tokens=500) as call:
+            call.settle(ask())
 
-        def metered() -> None:
-            with guard.llm_call("bench", input_tokens=1000, max_output_tokens=500) as call:
-                call.settle(ask())
-
-        with guard.run("bench", user="42", tenant="acme"):
-            return in_turns(calls, {"bare client": ask, "metered": metered})
+    with guard.run("bench", user="42", tenant="acme"):
+        medians = in_turns(
+            calls, {"bare client": ask, "guard.wrap(client)": asking(guarded), "metered by hand": metered}
+        )
+        server.default = Reply(text="word " * CHUNKS)
+        streams = {"bare client": asking(bare, stream=True), "guard.wrap(client)": asking(guarded, stream=True)}
+        took = in_turns(max(calls // 10, 20), streams)
+        server.default = Reply()
+    return medians | {f"{name}, a stream of {CHUNKS} pieces": value for name, value in took.items()}
 
 
 def fill(path: Path, stored: int) -> None:
@@ -108,7 +125,7 @@ def _batches(stored: int) -> Iterator[Sequence[int]]:
         yield range(start, min(start + BATCH, stored + 1))
 
 
-def against_the_ledger(calls: int, stored: int, folder: Path) -> dict[str, float]:
+def against_the_ledger(calls: int, stored: int, folder: Path, server: ModelServer) -> dict[str, float]:
     """Metering and guarding, over an empty ledger and over one with so many calls."""
     fill(folder / "full.db", stored)
     sides: dict[str, Callable[[], object]] = {}
@@ -117,6 +134,7 @@ def against_the_ledger(calls: int, stored: int, folder: Path) -> dict[str, float
             guard = stack.enter_context(Guard(f"sqlite:///{folder / ledger}", prices=PRICES, budgets=BUDGETS))
             bare = stack.enter_context(Guard(f"sqlite:///{folder / ledger}"))
             sides[f"metered, {name}"] = _in_run(stack, guard, metering(guard))
+            sides[f"guard.wrap(client), {name}"] = _in_run(stack, guard, asking(guard.wrap(server.openai())))
             act = guard.tool("act", effect="write", cost="0.01 USD", repeat="new", loop=False)(lambda: None)
             sides[f"tool with 3 budgets, {name}"] = _in_run(stack, guard, act)
             plain = bare.tool("plain", effect="write", repeat="new", loop=False)(lambda: None)
@@ -149,9 +167,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     logging.getLogger("sagaspan").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder:
-        medians = beside_the_client(options.calls, Path(folder))
-        medians |= against_the_ledger(options.calls, options.stored, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, ModelServer() as server:
+        medians = beside_the_client(options.calls, Path(folder), server)
+        medians |= against_the_ledger(options.calls, options.stored, Path(folder), server)
     if options.json:
         print(json.dumps(medians))
         return

@@ -3861,8 +3861,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 6",
         rule="A stream is extended under the limits that hold then.",
         file=_EXTENDING,
-        old="    limits.reload()\n",
-        new="",
+        old="        limits.reload()\n",
+        new="        pass\n",
         tests=(_CUT + "test_a_limit_that_is_lowered_meanwhile_cuts",),
     ),
     Rule(

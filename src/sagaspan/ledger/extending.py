@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sagaspan import _owner as owner
 from sagaspan._call import Call
 from sagaspan._clock import now_us
-from sagaspan.exceptions import OutcomeUnknown
+from sagaspan.exceptions import OutcomeUnknown, StoreUnavailable
 from sagaspan.ledger import transitions
 from sagaspan.ledger.budgets import reserving_more
 from sagaspan.ledger.limits import Limits
@@ -26,11 +26,17 @@ def extend(
     """
     if not owner.is_self(record.owner):  # forked in its middle: it is the parent's
         return record
-    limits.reload()
+    known = call.declare(costs=dict.fromkeys(more, 0))
+    try:
+        limits.reload()
+    except StoreUnavailable:
+        if _hold(limits.reservations(known, record.started_us)):
+            raise
+        return record
     more = {unit: amount for unit, amount in more.items() if amount > 0}
     # At the time of its claim: what it uses counts in the windows that it began in.
     reserves = limits.reservations(call.declare(costs=more), record.started_us)
-    if not reserves:
+    if not _hold(reserves):  # who only watches sees it at the end
         return record
     after, audit = transitions.move_call(record, CallEvent.EXTEND, now_us(), reserved=reserving_more(record, reserves))
     refused = store.commit([CallChange(after, audit, record.version), *reserves], synced=False).refused
@@ -42,3 +48,8 @@ def extend(
         f"the call {record.id} of {record.tool!r} was taken over by another worker; its answer is read no further",
         call=call_info(record),
     )
+
+
+def _hold(reserves: Sequence[ReserveChange]) -> bool:
+    """Whether one of the budgets is a hard one."""
+    return any(change.record.cap is not None for change in reserves)

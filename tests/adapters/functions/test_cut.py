@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -14,7 +15,7 @@ import httpx2
 import openai
 import pytest
 
-from sagaspan import Budget, BudgetExceeded, Guard
+from sagaspan import Budget, BudgetExceeded, Guard, StoreUnavailable
 from tests.adapters.functions.test_unreadable import DONE, Body, chunk
 from tests.providers.apis import CHAT, MESSAGE, RESPONSE
 
@@ -234,9 +235,23 @@ def test_a_running_count_of_the_server_s_own_is_believed(guard: Guard) -> None:
 def test_who_only_watches_cuts_nothing(store_url: str) -> None:
     """Neither a soft budget nor observe mode does, and what was used is booked."""
     for options in ({"budget": Budget("0.002 USD", hard=False)}, {"budget": "0.002 USD", "mode": "observe"}):
-        with Guard(store_url, prices=PRICES, **options) as guard, guard.run("r") as run:
+        with Guard(store_url, prices=PRICES, **options) as guard, guard.run("r", id=f"r{len(options)}") as run:
             _read(guard, Wire("chat", 1000))
             assert run.usage.spent == 10 * A_HUNDRED
+            assert "extend" not in [row.event for row in guard._store.audit_of("default", run.id)]
+
+
+def test_an_outage_cuts_only_what_a_hard_budget_holds(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage is no way around a limit, and no reason to break an answer that has none."""
+
+    def down(*_: Any) -> Any:
+        raise StoreUnavailable("it is down")
+
+    for budget, cut in ((Budget("0.002 USD", hard=False), False), (Budget("1 USD"), True)):
+        expected = pytest.raises(StoreUnavailable) if cut else contextlib.nullcontext()
+        with guard.run("r", budget=budget), monkeypatch.context() as patched, expected:
+            patched.setattr(guard._store, "controls_of", down)
+            _read(guard, Wire("chat", 1000))
 
 
 def test_a_limit_that_is_lowered_meanwhile_cuts(guard: Guard) -> None:
