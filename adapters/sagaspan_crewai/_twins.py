@@ -139,12 +139,29 @@ def _restored(base: Any) -> Any:
     """What CrewAI goes on with from a checkpoint is an object of its own, at work within the same kickoff."""
 
     def from_checkpoint(_kind: type, config: Any) -> Any:
+        session = session_in_force.get()
+        if session is not None:
+            _refuse_two_records(session.run)
         restored = base.from_checkpoint(config)
         for tool in found_in(restored).tools:
             install(tool)
         return restored
 
     return classmethod(from_checkpoint)
+
+
+def _refuse_two_records(run: Run) -> None:
+    """Refuse to go on from a checkpoint in a run that goes on too; raises ``ConfigurationError``.
+
+    The one skips what it did, the other answers it: an equal call of a later task would be answered for one skipped.
+    """
+    if run.resumed:
+        error = ConfigurationError(
+            f"a checkpoint of CrewAI's and the run {run.id!r}, which is resumed, both say what was done: kick the crew "
+            "off without the checkpoint, and the run answers what is done; or from the checkpoint, in a run of its own"
+        )
+        run.can_resume_after(error)
+        raise error
 
 
 def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,6 +258,8 @@ def _kickoff(session: Session) -> Iterator[None]:
 
 def _session(self: Any, run: Run) -> Session:
     wiring, outer = _wiring(self), session_in_force.get()
+    if getattr(self, "checkpoint_kickoff_event_id", None) is not None:
+        _refuse_two_records(run)
     tools = wiring.tools.within(None if outer is None else outer.tools)
     for tool in found_in(self).tools:  # an item of a batch may have tools of its own, and so has what was added since
         install(tool)

@@ -3711,6 +3711,16 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="design 3",
+        rule="A checkpoint of CrewAI's does not go on in a run that goes on as well.",
+        file=_CREWAI + "_twins.py",
+        old='            "off without the checkpoint, and the run answers what is done; or from the checkpoint, in a run of its own"\n        )\n        run.can_resume_after(error)\n        raise error\n',
+        new='            "off without the checkpoint, and the run answers what is done; or from the checkpoint, in a run of its own"\n        )\n        run.can_resume_after(error)\n',
+        tests=(
+            "tests/adapters/crewai/test_checkpoints.py::test_a_checkpoint_does_not_go_on_in_a_run_that_goes_on_too",
+        ),
+    ),
+    Rule(
+        section="design 3",
         rule="What was delegated is not on record as done when its worker was stopped.",
         file=_CREWAI + "_bodies.py",
         old="            if self._session.stopped is not None:\n                raise self._session.stopped\n",

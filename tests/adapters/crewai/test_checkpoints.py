@@ -1,0 +1,93 @@
+"""CrewAI's own checkpoints: a wrapped crew goes on from one, guarded; not in a run that goes on as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crewai import Agent, Crew, Task
+from crewai.state.checkpoint_config import CheckpointConfig
+from crewai.tools import BaseTool
+
+from sagaspan import ApprovalPending, ConfigurationError, Guard, Policy
+from tests.adapters.crewai.test_models import of_openai
+from tests.adapters.crewai.test_tools import states
+from tests.providers.replies import Reply, ToolCall
+from tests.providers.server import ModelServer
+
+WORLD: list[object] = []
+"""Outside the tool, which a checkpoint makes anew."""
+ASKED = {"pay": Policy(approve="amount == 2")}
+
+
+class Pay(BaseTool):
+    """A tool that a checkpoint can find again."""
+
+    name: str = "pay"
+    description: str = "Pay."
+
+    def _run(self, amount: int) -> str:
+        WORLD.append(amount)
+        return f"paid {amount}"
+
+
+def pays(amount: int) -> Reply:
+    return Reply(tool_calls=(ToolCall(name="pay", arguments={"amount": amount}),))
+
+
+@pytest.fixture
+def make(tmp_path: Path, model_server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Crew]:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    WORLD.clear()
+
+    def made() -> Crew:
+        clerk = Agent(role="Clerk", goal="g", backstory="b", llm=of_openai(model_server), tools=[Pay()])
+        tasks = [Task(description=f"do {n}", expected_output="x", agent=clerk) for n in (1, 2)]
+        return Crew(agents=[clerk], tasks=tasks, checkpoint=CheckpointConfig(location=str(tmp_path / "checkpoints")))
+
+    return made
+
+
+@pytest.fixture
+def checkpoint(guard: Guard, make: Callable[[], Crew], model_server: ModelServer, tmp_path: Path) -> CheckpointConfig:
+    """Of a crew that waits for an approval in its second task."""
+    model_server.say(pays(1), Reply(text="one"), pays(2))
+    with pytest.raises(ApprovalPending):
+        guard.wrap(make(), ASKED, run_id="trip").kickoff()
+    (written,) = (tmp_path / "checkpoints").rglob("*.json")
+    return CheckpointConfig(location=str(tmp_path / "checkpoints"), restore_from=str(written))
+
+
+def entered(name: str, guard: Guard, crew: Crew, checkpoint: CheckpointConfig, run_id: str) -> Any:
+    if name == "kickoff":
+        return guard.wrap(crew, ASKED, run_id=run_id).kickoff(from_checkpoint=checkpoint)
+    return guard.wrap(Crew.from_checkpoint(checkpoint), ASKED, run_id=run_id).kickoff()
+
+
+@pytest.mark.parametrize("name", ["kickoff", "from_checkpoint"])
+def test_a_crew_goes_on_from_its_checkpoint_under_the_guard(
+    guard: Guard, make: Callable[[], Crew], checkpoint: CheckpointConfig, model_server: ModelServer, name: str
+) -> None:
+    model_server.say(pays(3), Reply(text="two"))
+    assert entered(name, guard, make(), checkpoint, "another").raw == "two"
+    assert WORLD == [1, 3]
+    assert states(guard)[-1] == ("pay", "done")
+    model_server.say(pays(2), Reply(text="two"))
+    with pytest.raises(ApprovalPending):
+        entered(name, guard, make(), checkpoint, "third")
+    assert WORLD == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["kickoff", "from_checkpoint"])
+def test_a_checkpoint_does_not_go_on_in_a_run_that_goes_on_too(
+    guard: Guard, make: Callable[[], Crew], checkpoint: CheckpointConfig, model_server: ModelServer, name: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="both say what was done"):
+        entered(name, guard, make(), checkpoint, "trip")
+    for request in guard.approvals.list():
+        guard.approvals.approve(request.id)
+    model_server.say(pays(1), Reply(text="one"), pays(2), Reply(text="two"))
+    assert guard.wrap(make(), ASKED, run_id="trip").kickoff().raw == "two"
+    assert WORLD == [1, 2]
