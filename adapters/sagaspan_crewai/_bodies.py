@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from sagaspan import ConfigurationError, NotApplied, SagaspanError
-from sagaspan.adapters import told, told_of_tool
+from sagaspan.adapters import beside, hearing, told, told_of_tool
 from sagaspan_crewai import _compat
 from sagaspan_crewai._compat import ToolFailure, ToolFailureReason
 from sagaspan_crewai._places import MARK, body_of, bound, places_of
@@ -138,7 +138,9 @@ class _BodyCall:
                 if guarded.tool is None:
                     value = self._result(self._run(**arguments))
                 else:
-                    value = self._box.guard.call_tool(guarded.tool, arguments, self._invoke, **self._origin())
+                    with hearing() as heard:
+                        value = self._box.guard.call_tool(guarded.tool, arguments, self._invoke, **self._origin())
+                    value = self._remarked(value, heard)
                 return self._answered(self._delivered(guarded, value))
             except BaseException as error:  # noqa: BLE001 - told to the model, or raised again
                 return self._answered(self._told(error))
@@ -156,7 +158,11 @@ class _BodyCall:
                 if guarded.tool is None:
                     value = self._result(await self._run(**arguments))
                 else:
-                    value = await self._box.guard.acall_tool(guarded.tool, arguments, self._ainvoke, **self._origin())
+                    with hearing() as heard:
+                        value = await self._box.guard.acall_tool(
+                            guarded.tool, arguments, self._ainvoke, **self._origin()
+                        )
+                    value = self._remarked(value, heard)
                 return self._answered(self._delivered(guarded, value))
             except asyncio.CancelledError:
                 raise
@@ -214,6 +220,15 @@ class _BodyCall:
         return result
 
     # -- what comes back -----------------------------------------------------------------------------------------
+
+    def _remarked(self, value: Any, remarks: list[str]) -> Any:
+        """``value``, with ``remarks`` where a model asked; what is no plain data goes to it as it is."""
+        if not remarks or not self._is_agents or isinstance(value, ToolFailure):
+            return value
+        try:
+            return json.dumps(beside(value, remarks), default=str)
+        except (TypeError, ValueError):
+            return value
 
     def _delivered(self, guarded: Guarded, value: Any) -> Any:
         if guarded.policy.critical is False and isinstance(value, dict) and set(value) == {"status", "error", "call"}:

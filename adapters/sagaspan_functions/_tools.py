@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic_core import to_jsonable_python
 
 from sagaspan import ApprovalPending, ConfigurationError, Guard, SagaspanError
-from sagaspan.adapters import PolicyBook, Tool, guard_function, told, told_of_tool, tool_behind
+from sagaspan.adapters import PolicyBook, Tool, beside, guard_function, hearing, told, told_of_tool, tool_behind
 from sagaspan.policy import Policies
 from sagaspan_functions._dialects import Answer, Asked, Dialect, read, schema, write
 from sagaspan_functions._signatures import Misfit, Parameters
@@ -117,7 +117,9 @@ class FunctionTools:
         if function.tool.is_async:
             raise ConfigurationError(f"tool {function.tool.name!r} is async; use await tools.arun(response)")
         try:
-            return _answer(asked, function.guarded(**arguments))
+            with hearing() as heard:
+                value = function.guarded(**arguments)
+            return _answer(asked, beside(value, heard))
         except Exception as error:  # noqa: BLE001 - told to the model, or raised again
             return _told(asked, function.tool, error)
 
@@ -127,9 +129,12 @@ class FunctionTools:
             return prepared
         function, arguments = prepared
         try:
-            if function.tool.is_async:
-                return _answer(asked, await function.guarded(**arguments))
-            return _answer(asked, await asyncio.to_thread(function.guarded, **arguments))
+            with hearing() as heard:
+                if function.tool.is_async:
+                    value = await function.guarded(**arguments)
+                else:
+                    value = await asyncio.to_thread(function.guarded, **arguments)
+            return _answer(asked, beside(value, heard))
         except Exception as error:  # noqa: BLE001 - told to the model, or raised again
             return _told(asked, function.tool, error)
 

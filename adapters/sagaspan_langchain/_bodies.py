@@ -15,7 +15,7 @@ from langchain_core.tools import Tool as SingleInputTool
 from langgraph.errors import GraphBubbleUp
 
 from sagaspan import ConfigurationError, Guard, Policy, ToolTimeout
-from sagaspan.adapters import Tool, told
+from sagaspan.adapters import Tool, hearing, told
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _results as results
 from sagaspan_langchain._marks import own_class
@@ -65,6 +65,7 @@ class BodyCall:
     returned: Any = None
     recorded: Any = _NOTHING
     raised: Exception | None = None
+    heard: list[str] = field(default_factory=list)
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -91,7 +92,8 @@ class BodyCall:
         """Note a critical failure before LangChain's error handling sees it: that must not swallow it."""
         token = asked_in_task.set(None)  # what the body calls is not asked for again where its answer is on record
         try:
-            yield
+            with hearing() as self.heard:
+                yield
         except Exception as error:
             refused = told(error) is not None and not isinstance(error, ToolTimeout)
             if self.body.tool.policy.critical and not refused and not isinstance(error, GraphBubbleUp):
@@ -103,13 +105,21 @@ class BodyCall:
     def delivered(self, value: Any) -> Any:
         """What LangChain goes on with: the body's own object, a rebuilt recorded one, or its failure as data."""
         if self.recorded is value:
-            return self.returned
+            return self._remarked(self.returned)
         if self.body.tool.policy.defer:  # no result, but the word that it is scheduled
             return (value, None) if self.body.has_artifact else value
         if not self._is_failure(value):
-            return results.from_record(value, self.invocation.tool_call_id)
+            return self._remarked(results.from_record(value, self.invocation.tool_call_id))
         self.invocation.data = value
         raise self.raised or ToolException(value["error"])
+
+    def _remarked(self, value: Any) -> Any:
+        """``value``, with what there is to remark on it if a model asked."""
+        if not self.heard or self.invocation.tool_call_id is None:
+            return value
+        if self.body.has_artifact and isinstance(value, tuple) and len(value) == 2:
+            return results.remarked(value[0], self.heard), value[1]
+        return results.remarked(value, self.heard)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

@@ -6,13 +6,15 @@ no encoding is dropped: a replay without it is better than none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
 from langgraph.types import Command, Send
 
 from sagaspan import codecs
+from sagaspan.adapters import beside
 
 TAG: Final = "$langchain"
 
@@ -36,6 +38,18 @@ def from_record(value: Any, tool_call_id: str | None) -> Any:
         return {key: from_record(item, tool_call_id) for key, item in value.items()}
     build = _BUILDERS.get(value[TAG])
     return value if build is None else build(value["value"], tool_call_id)
+
+
+def remarked(value: Any, remarks: Sequence[str]) -> Any:
+    """``value`` with ``remarks`` for the model; a ``Command`` or ``Send`` is none for it and stays as it is."""
+    if isinstance(value, ToolMessage):
+        content = remarked(value.content, remarks)
+        return value.model_copy(update={"content": json.dumps(content) if isinstance(content, dict) else content})
+    if _holds_framework(value):
+        return value
+    if isinstance(value, list) and value and all(isinstance(part, dict) and "type" in part for part in value):
+        return [*value, {"type": "text", "text": ". ".join(remarks)}]
+    return beside(value, remarks)
 
 
 def _encodes(value: Any) -> bool:

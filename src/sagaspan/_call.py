@@ -147,8 +147,8 @@ class Result:
     """How a claimed call ended: ``value``, or the ``error`` that its body raised.
 
     ``outcome`` is ``executed``, ``replayed``, ``joined``, ``scheduled`` or ``unrecorded``
-    (``semconv.IDEMPOTENCY_OUTCOME``). Refusals
-    are raised instead: a refused call has no result.
+    (``semconv.IDEMPOTENCY_OUTCOME``). Refusals are raised instead: a refused call has no result. ``remarks`` are for
+    the model that asked, beside the value; nobody else is told them.
     """
 
     value: Any = None
@@ -156,6 +156,7 @@ class Result:
     state: CallState
     outcome: str
     record: CallRecord
+    remarks: tuple[str, ...] = ()
 
     @property
     def executed(self) -> bool:

@@ -21,6 +21,26 @@ approver_here: ContextVar[Approver | None] = ContextVar("sagaspan_approver", def
 calls_held: ContextVar[tuple[str, ...]] = ContextVar("sagaspan_calls_held", default=())
 """The calls of models that are open around this code, which it must not wait for; some may be over."""
 
+_hears: ContextVar[tuple[Call | None, list[str]] | None] = ContextVar("sagaspan_hears", default=None)
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[list[str]]:
+    """What there is to remark on the call that is made in this block, for the model that asked (for adapters)."""
+    heard: list[str] = []
+    token = _hears.set((current_call.get(), heard))
+    try:
+        yield heard
+    finally:
+        _hears.reset(token)
+
+
+def remark(remarks: tuple[str, ...]) -> None:
+    """Let whoever hears this very call, and not one in its body, know ``remarks``."""
+    hears = _hears.get()
+    if hears is not None and hears[0] is current_call.get():
+        hears[1].extend(remarks)
+
 
 _declaring: list[str] = []
 

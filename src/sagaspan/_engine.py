@@ -22,7 +22,7 @@ from sagaspan._backends import SYNC, Backend, run_sync
 from sagaspan._call import Call, Result
 from sagaspan._clock import new_id, now_us
 from sagaspan._compensation import Compensation, compensation_of, name_of, same_callable, same_handler
-from sagaspan._context import approver_here, check_may_start, current_call, current_run
+from sagaspan._context import approver_here, check_may_start, current_call, current_run, remark
 from sagaspan._defaults import Defaults
 from sagaspan._middleware import Middleware, compose, users_layers
 from sagaspan._notifier import Notifier
@@ -843,6 +843,8 @@ class Engine:
     def _deliver(self, tool: Tool, run: Run | None, result: Result) -> Any:
         error = result.error
         if error is None:
+            if result.remarks:
+                remark(result.remarks)
             return result.value
         if run is not None:
             run.saw(result)

@@ -7,6 +7,7 @@ must end the run is not told but raised.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sagaspan.exceptions import (
@@ -59,6 +60,11 @@ def told_of_tool(error: Exception, effect: str | None) -> dict[str, Any]:
     if call is not None:
         data["record"] = call.id
     return {**data, "message": str(error)}
+
+
+def beside(value: Any, remarks: Sequence[str]) -> Any:
+    """What the model is told of a call that returned ``value``: with ``remarks`` on it, if there are any."""
+    return {"status": "done", "message": ". ".join(remarks), "result": value} if remarks else value
 
 
 def remember_call(error: BaseException, call: CallInfo) -> None:

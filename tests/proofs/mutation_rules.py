@@ -4186,6 +4186,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_ROOM + "test_what_a_call_in_doubt_keeps_is_not_waited_for",),
     ),
     Rule(
+        section="(a) 1",
+        rule="A model is told what was already done.",
+        file="src/sagaspan/ledger/ledger.py",
+        old="    remarks = (_already_done(record),) if _is_repeat(call, record) else ()",
+        new="    remarks = ()",
+        tests=("tests/adapters/functions/test_tools.py::test_the_model_is_told_what_was_already_done",),
+    ),
+    Rule(
         section="(f) 2",
         rule="What check_loop counted is on record.",
         file="src/sagaspan/_loops.py",

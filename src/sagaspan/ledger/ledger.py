@@ -850,7 +850,22 @@ def _replayed(call: Call, record: CallRecord, outcome: str) -> Result:
             "(repeat='new' runs it again)",
             record.tool, call_info(record).ended,
         )  # fmt: skip
-    return Result(value=_recorded_value(call, record), state=record.state, outcome=outcome, record=record)
+    remarks = (_already_done(record),) if _is_repeat(call, record) else ()
+    return Result(
+        value=_recorded_value(call, record), state=record.state, outcome=outcome, record=record, remarks=remarks
+    )
+
+
+def _is_repeat(call: Call, record: CallRecord) -> bool:
+    """Whether a call is one more of what is done, rather than the same, made again by a run that goes on."""
+    if call.key.source is not KeySource.BUSINESS:
+        return call.occurrence > 0
+    return record.run_id != call.run.id or record.started_us >= call.run.started_us
+
+
+def _already_done(record: CallRecord) -> str:
+    at = call_info(record).ended or call_info(record).started
+    return f"already done at {at:%Y-%m-%dT%H:%M:%SZ}: it was not done again, and this is what it returned then"
 
 
 def _recorded_value(call: Call, record: CallRecord) -> Any:

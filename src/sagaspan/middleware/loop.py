@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from sagaspan import loops
 from sagaspan._call import Call, Result
@@ -53,8 +54,9 @@ class LoopMiddleware:
             signals.add(result.record, counts=allowed is not False)
             if not result.executed:
                 await call.io(self._keep, call, result.record)
-            if allowed is not False:
-                _nudge(call, loops.observe(signals.ring, allowed=int(allowed)))
+            if allowed is not False and (verdict := loops.observe(signals.ring, allowed=int(allowed))) is not None:
+                _nudge(call, verdict)
+                return replace(result, remarks=(*result.remarks, verdict.advice))
         return result
 
     async def _look(self, call: Call, args: str, allowed: int) -> Call | Result:
@@ -97,6 +99,6 @@ def refusal(tool: str, verdict: loops.Verdict) -> LoopDetected:
     )
 
 
-def _nudge(call: Call, verdict: loops.Verdict | None) -> None:
-    if verdict is not None and call.signals.first_time(f"{verdict.kind} {verdict.signature}"):
+def _nudge(call: Call, verdict: loops.Verdict) -> None:
+    if call.signals.first_time(f"{verdict.kind} {verdict.signature}"):
         _log.warning("run %r: %s", call.run.id, verdict.advice)

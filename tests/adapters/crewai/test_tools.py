@@ -65,6 +65,7 @@ def test_a_tool_that_is_a_class_keeps_its_state_and_its_defaults(guard: Guard, n
     crew = crew_of([ask("pay", amount=5), ask("pay", amount=5, note="none"), ask("pay", amount=6)], [pay], native)
     guard.wrap(crew, {"pay": Policy(effect="write")}).kickoff()
     assert pay.world == [(5, "none"), (6, "none")]
+    assert "already done at " in model_of(crew).heard
 
 
 def test_a_tool_that_fails_runs_once_for_one_decision(guard: Guard, world: list[object], native: bool) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import enum
 import json
+import re
 import threading
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -167,16 +169,69 @@ def test_calls_are_guarded_and_answered_in_order(guard: Guard, dialect: str) -> 
     response = asking(dialect, ("pay", {"amount": 20}), ("look", {}), ("pay", {"amount": 20}))
     with guard.run("r", id="r"):
         items = tools.run(response)
-    assert answers(items) == [
-        ("c0", {"paid": 20.0, "card": "c1"}, False),
-        ("c1", "all is well", False),
-        ("c2", {"paid": 20.0, "card": "c1"}, False),
-    ]
+    *first, again = answers(items)
+    assert first == [("c0", {"paid": 20.0, "card": "c1"}, False), ("c1", "all is well", False)]
+    assert (again[1]["status"], again[1]["result"]) == ("done", {"paid": 20.0, "card": "c1"})
     assert paid == [20.0]
     assert [call.tool for call in guard.runs.get("r").calls] == ["pay", "look"]
     with guard.run("r", id="r"):
         assert tools.run(response) == items
     assert paid == [20.0]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_model_is_told_what_was_already_done(guard: Guard, is_async: bool) -> None:
+    """And when; a read is told nothing of the kind, nor is who calls the function itself, nor a replay."""
+    pay = guard.tool("pay", effect="write")(lambda n: f"paid {n}")
+    booked = guard.tool("book", effect="write", key="order")(lambda order: order)
+    tools = FunctionTools(guard, [pay, booked])
+    response = asking(
+        "chat", ("pay", {"n": 1}), ("pay", {"n": 1}), ("book", {"order": "o1"}), ("book", {"order": "o1"})
+    )
+
+    def run(incarnation: int) -> list[Any]:
+        with contextlib.suppress(KeyboardInterrupt), guard.run("r", id="r", on_interrupt="hold"):
+            answered = [text for _, text, _ in answers(tools.run(response))]
+            assert pay(1) == "paid 1"
+            raise KeyboardInterrupt
+        return answered
+
+    async def arun(incarnation: int) -> list[Any]:
+        with contextlib.suppress(KeyboardInterrupt):
+            async with guard.run("r", id="r", on_interrupt="hold"):
+                answered = [text for _, text, _ in answers(await tools.arun(response))]
+                raise KeyboardInterrupt
+        return answered
+
+    for incarnation in (1, 2):
+        paid, paid_again, book, book_again = asyncio.run(arun(incarnation)) if is_async else run(incarnation)
+        assert (paid, book) == ("paid 1", "o1")
+        assert paid_again["result"] == "paid 1"
+        assert re.fullmatch(
+            r"already done at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: it was not done again, .*", paid_again["message"]
+        )
+        if incarnation == 1:
+            assert (book_again["status"], book_again["result"]) == ("done", "o1")
+    with guard.run("other"):
+        assert "already done" in answers(tools.run(asking("chat", ("book", {"order": "o1"}))))[0][1]["message"]
+
+
+def test_the_model_is_told_that_it_goes_in_circles(guard: Guard) -> None:
+    """From the third equal answer on, before anything is refused; what the body itself calls is not told here."""
+    look = guard.tool("look", effect="read")(lambda: "same")
+
+    @guard.tool(effect="read")
+    def outer(n: int) -> str:
+        return "".join(look() for _ in range(3))
+
+    tools = FunctionTools(guard, [look, outer])
+    with guard.run("r"):
+        assert answers(tools.run(asking("chat", ("outer", {"n": 1}))))[0][1] == "samesamesame"
+    with guard.run("s"):
+        *before, (_, told, _) = answers(tools.run(asking("chat", *[("look", {})] * 3)))
+    assert [text for _, text, _ in before] == ["same", "same"]
+    assert told["result"] == "same"
+    assert told["message"].startswith("This is call 3 of look")
 
 
 def test_an_answer_without_calls_asks_for_nothing(guard: Guard, api: Api) -> None:

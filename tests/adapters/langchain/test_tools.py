@@ -277,7 +277,10 @@ async def test_an_async_only_tool(guard: Guard, world: World) -> None:
     guarded = guard.wrap(fetch, {"fetch": {"effect": "write"}})
     async with guard.run("r", id="r"):
         assert await guarded.ainvoke({"x": 1}) == "ok"
-        assert (await guarded.ainvoke(call("fetch", {"x": 1}))).content == "ok"
+        assert await guarded.ainvoke({"x": 1}) == "ok"
+        told = json.loads((await guarded.ainvoke(call("fetch", {"x": 1}))).content)
+        assert (told["status"], told["result"]) == ("done", "ok")
+        assert told["message"].startswith("already done at 20")
         with pytest.raises(NotImplementedError):
             guarded.invoke({"x": 2})
     assert world == [1]
