@@ -3,8 +3,8 @@
 Two questions. Beside the bare client: the OpenAI SDK asks a server on the loopback, bare, guarded by ``guard.wrap`` and
 metered by hand in turns (A B C A B C ...), whole answers and streams. Against the number of calls in the ledger: a
 guarded client's call, a metered one without a client, and a guarded tool's, with none and with ``--stored`` calls
-(100,000; 1,000,000 takes a minute to fill and 2 GB), also in turns. ``--json`` prints one JSON document. Absolute figures
-depend on the disk and on who else works; the ratios much less.
+(100,000; 1,000,000 takes a minute to fill and 2 GB), also in turns. ``--json`` prints one JSON document. Absolute
+figures depend on the disk and on who else works; the ratios much less.
 """
 
 from __future__ import annotations

@@ -254,9 +254,8 @@ class Limits:
     def cut(self, call: Call, refused: ReserveChange) -> BudgetExceeded:
         """The error of a call whose answer went on past what was reserved for it, and could not reserve more."""
         metrics.refusal("budget_exceeded", refused.record.scope, refused.record.unit)
-        error = self._exceeded(
-            call, refused, f"the answer of {call.tool.name!r} was cut: it goes on past what is reserved for it, more is"
-        )
+        what = f"the answer of {call.tool.name!r} was cut: to go on past what is reserved for it, it needs"
+        error = self._exceeded(call, refused, what)
         error.tool_ran = "yes"
         return error
 

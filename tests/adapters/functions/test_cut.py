@@ -156,7 +156,7 @@ def test_a_stream_that_goes_on_past_its_limit_is_cut(guard: Guard, dialect: str,
     """At what the budget can pay for; the line is closed, what came is booked, and the run stops."""
     wire = Wire(dialect, 1500)
     with (
-        pytest.raises(BudgetExceeded, match="was cut: it goes on past") as caught,
+        pytest.raises(BudgetExceeded, match="was cut: to go on past") as caught,
         guard.run("r", id="r", budget="0.01 USD"),
     ):
         _read(guard, wire, is_async=is_async)
