@@ -24,9 +24,11 @@ _NOTATION: Final = ((0x250, 0x2AF), (0x1D00, 0x1DBF), (0x2C60, 0x2C7F), (0xA720,
 
 def mixed_scripts(text: str) -> tuple[str, ...]:
     """The scripts of the first word of ``text`` that has letters, or digits, of more than one."""
-    for word in () if text.isascii() else text.split():
+    # Most texts are in one script, and long ones are not looked through word by word for that.
+    one_script = text.isascii() or (len({_script(one) for one in set(text)} - {None}) < 2 and len(_of_digits(text)) < 2)
+    for word in () if one_script else text.split():
         letters = {script for one in set(word) if (script := _script(one)) is not None}
-        for scripts in (letters - {_DIGITS}, _of_digits(word)):
+        for scripts in (letters, _of_digits(word)):
             if len(scripts) > 1 and not scripts <= _WITH_LATIN:
                 return tuple(sorted(map(_title, scripts)))
     return ()
