@@ -15,7 +15,7 @@ import pytest
 
 from sagaspan import ApprovalDenied, ApprovalPending, ApprovalRequest, Guard, Inbox
 from sagaspan._approvals import Approvals
-from sagaspan._characters import folded, visible
+from sagaspan._characters import cells, folded, visible
 from sagaspan._console import Console
 from sagaspan.cli._watch import listed
 from sagaspan.webhooks import question_of
@@ -162,6 +162,7 @@ def test_a_value_forges_no_line_by_its_length(
     monkeypatch.setenv("COLUMNS", str(columns))
     Console(read=lambda _: "l").decide(request)
     asked = capsys.readouterr().err
+    assert max(map(cells, asked.replace("\u2500", "-").split("\n"))) <= columns
     whole = [asked, *([request.text] if columns >= 80 else [])]
     whole += [_on_terminal(monkeypatch, sagaspan, "approvals", "show", request.id, *more) for more in ((), ("--full",))]
     tables = [
