@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -13,7 +14,10 @@ from langchain_core._api import LangChainBetaWarning
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, Tool, ToolException, tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.config import get_stream_writer
+from langgraph.prebuilt import InjectedStore
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
@@ -137,6 +141,32 @@ def _runnable() -> BaseTool:
         return chain.as_tool(name="runnable", description="A runnable.", arg_types={"x": int})
 
 
+@tool
+def with_store(x: int, store: Annotated[Any, InjectedStore()]) -> str:
+    """Store."""
+    return f"{x} {store is None}"
+
+
+@tool(
+    args_schema={
+        "type": "object",
+        "properties": {"x": {"type": "integer"}},
+        "required": ["x"],
+        "title": "js",
+        "description": "JSON.",
+    }
+)
+def json_schema(x: int) -> str:
+    """A schema in JSON."""
+    return str(x)
+
+
+@tool
+def nested(x: int, inner: Arguments | None = None) -> str:
+    """A model among the arguments."""
+    return f"{x} {inner}"
+
+
 SHAPES: dict[str, Callable[[], BaseTool]] = {
     **{
         t.name: (lambda t=t: t)
@@ -152,6 +182,13 @@ SHAPES: dict[str, Callable[[], BaseTool]] = {
     "single": lambda: Tool("single", lambda text: f"got {text}", "One string."),
     "runnable": lambda: _runnable(),
     "invalid": lambda: plain,
+    **{t.name: (lambda t=t: t) for t in (with_store, json_schema, nested)},
+    "tagged": lambda: StructuredTool.from_function(
+        lambda x: x, name="tagged", description="Tags.", tags=["t"], metadata={"m": 1}, callbacks=[]
+    ),
+    "told what is wrong": lambda: StructuredTool.from_function(
+        lambda x: x, name="strict", description="Strict.", args_schema=Arguments, handle_validation_error="no"
+    ),
 }
 ARGUMENTS = {"invalid": {"x": "many"}, "single": {"text": "t"}}
 
@@ -178,8 +215,41 @@ async def test_a_wrapped_agent_says_what_the_unwrapped_one_says(guard: Guard, sh
         except Exception as error:
             return type(error), str(error)
 
-    agent = create_agent(model((built.name, ARGUMENTS.get(shape, {"x": 1}))), [built])
+    agent = create_agent(model((built.name, ARGUMENTS.get(shape, {"x": 1}))), [built], store=InMemoryStore())
     expected = await said(agent)
     assert await said(guard.wrap(agent)) == expected
     guarded_once = 0 if shape == "invalid" or (shape == "awaited" and way[0] != "a") else 1
     assert len(calls_of(guard, guard.runs.list()[0].id)) == guarded_once
+
+
+async def _outcome(do: Callable[[], Any]) -> Any:
+    try:
+        found = do()
+        found = await found if inspect.isawaitable(found) else found
+    except Exception as error:
+        return type(error), str(error)
+    return essence([found])[0] if isinstance(found, ToolMessage) else found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_wrapped_tool_answers_as_the_unwrapped_one_does(guard: Guard, shape: str) -> None:
+    """Asked alone, in every way and for what it says of itself; wrong arguments and missing injections fail alike."""
+    built = SHAPES[shape]()
+    args = ARGUMENTS.get(shape, {"x": 1})
+    call = {"name": built.name, "args": args, "id": "c", "type": "tool_call"}
+    config = {"metadata": {"m": "mine"}, "tags": ["mine"]}
+    given = "t" if shape == "single" else args
+    ways: dict[str, Callable[[Any], Any]] = {
+        "call": lambda one: one.invoke(call, config), "acall": lambda one: one.ainvoke(call, config),
+        "args": lambda one: one.invoke(given, config), "aargs": lambda one: one.ainvoke(given, config),
+        "run": lambda one: one.run(given), "run a call": lambda one: one.run(given, tool_call_id="c"),
+        "arun": lambda one: one.arun(given), "batch": lambda one: one.batch([given, given], config),
+        "abatch": lambda one: one.abatch([given], config), "nothing": lambda one: one.invoke({}, config),
+        "schema": lambda one: one.get_input_jsonschema(), "openai": convert_to_openai_tool,
+        "args of it": lambda one: one.args, "itself": lambda one: (one.name, one.description, one.tags, one.metadata),
+    }  # fmt: skip
+    wrapped = guard.wrap(built, {"*": {"loop": False}})
+    assert isinstance(wrapped, type(built))
+    for way, do in ways.items():
+        expected = await _outcome(lambda do=do: do(built))
+        assert await _outcome(lambda do=do: do(wrapped)) == expected, way

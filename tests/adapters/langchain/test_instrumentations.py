@@ -1,0 +1,114 @@
+"""Spans beside those of other instrumentations of LangChain: one trace, no orphans, nothing left open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from openinference.instrumentation.langchain import LangChainInstrumentor as OpenInference
+from opentelemetry import context
+from opentelemetry.instrumentation.langchain import LangchainInstrumentor as OpenLLMetry
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from sagaspan import Guard
+from tests.adapters.langchain.scripts import ask, model
+
+OTHERS: dict[str, Any] = {"none": None, "OpenInference": OpenInference, "OpenLLMetry": OpenLLMetry}
+
+
+class Spans(InMemorySpanExporter):
+    """What was exported, and how many spans were begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+
+    def named(self, name: str, scope: str = "sagaspan") -> list[ReadableSpan]:
+        """The spans called ``name`` of an instrumentation."""
+        return [
+            s for s in self.get_finished_spans() if s.name == name and s.instrumentation_scope.name.startswith(scope)
+        ]
+
+    def above(self, span: ReadableSpan) -> list[str]:
+        """The names of the spans around ``span``, the innermost first; raises ``KeyError`` for an orphan."""
+        by_id = {one.context.span_id: one for one in self.get_finished_spans() if one.context}
+        names = []
+        while span.parent is not None:
+            span = by_id[span.parent.span_id]
+            names.append(span.name)
+        return names
+
+
+class Counting(SimpleSpanProcessor):
+    """Counts what begins, too."""
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        self.span_exporter.begun += 1  # type: ignore[attr-defined] # it is a Spans
+
+
+@pytest.fixture(params=OTHERS, scope="module")
+def other(request: Any) -> Iterator[tuple[str, TracerProvider, Spans]]:
+    """Another instrumentation, made once: made again, OpenLLMetry's goes on with the provider it had first."""
+    spans = Spans()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Counting(spans))
+    made = None if OTHERS[request.param] is None else OTHERS[request.param]()
+    if made is not None:
+        made.instrument(tracer_provider=provider)
+    yield request.param, provider, spans
+    if made is not None:
+        made.uninstrument()
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "abandoned"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_spans_of_others_and_ours_are_one_tree(
+    tmp_path: Path, other: tuple[str, TracerProvider, Spans], way: str
+) -> None:
+    """Ours are the same ones whoever else looks: below the run, and below the other's step where that is current."""
+    name, provider, spans = other
+    spans.clear()
+    spans.begun = 0
+    context.attach(context.Context())  # OpenLLMetry leaves spans of earlier agents in the context
+
+    @tool
+    def pay(to: str) -> str:
+        """Pay."""
+        return to
+
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Guard(url, tracer_provider=provider, prices={"scripted": {"input": 0, "output": 0}}) as guard:
+        agent = guard.wrap(create_agent(model(("pay", {"to": "A"})), [pay], name="agent"), {"pay": {"effect": "write"}})
+        await _go(agent, way)
+    finished = spans.get_finished_spans()
+    assert len(finished) == spans.begun
+    assert len({one.context.trace_id for one in finished if one.context}) == 1
+    assert all(spans.above(one)[-1:] in ([], ["sagaspan agent"]) for one in finished)
+    if way == "abandoned":
+        return
+    (paid,) = spans.named("execute_tool pay")
+    assert len(spans.named("chat scripted")) == 2
+    around = {"none": [], "OpenInference": [], "OpenLLMetry": ["execute_tool pay", "execute_task tools"]}[name]
+    assert spans.above(paid)[: len(around)] == around
+
+
+async def _go(agent: Any, way: str) -> None:
+    match way:
+        case "invoke":
+            agent.invoke(ask())
+        case "ainvoke":
+            await agent.ainvoke(ask())
+        case "stream":
+            list(agent.stream(ask()))
+        case "astream":
+            [chunk async for chunk in agent.astream(ask())]
+        case _:
+            stream = agent.stream(ask())
+            next(stream)
+            stream.close()
