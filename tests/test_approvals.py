@@ -7,7 +7,8 @@ import itertools
 import json
 import sqlite3
 import threading
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -390,6 +391,54 @@ def _typed(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value).__name__, tuple(_typed(item) for item in value)
     return type(value).__name__, repr(value)
+
+
+def _near(value: Any) -> Iterator[Any]:
+    """Everything that differs from a value in one place: another leaf, another type, another nesting or order."""
+    yield [value]
+    yield {"": value}
+    if isinstance(value, dict):
+        yield from ({**value, key: other} for key, item in value.items() for other in _near(item))
+        yield from ({name: item for name, item in value.items() if name != key} for key in value)
+        yield from ({**value, f"{key}x": value[key]} for key in value)
+        yield [*value.items()]
+    elif isinstance(value, list | tuple):
+        make = type(value)
+        yield from (
+            make([*value[:at], other, *value[at + 1 :]]) for at, item in enumerate(value) for other in _near(item)
+        )
+        yield from (make([*value[:at], *value[at + 1 :]]) for at in range(len(value)))
+        yield from (make([*value, item]) for item in (*value[:1], None))
+        yield from (make(value[::-1]), tuple(value), list(value))
+    elif isinstance(value, str):
+        yield from (
+            f"{value} ",
+            f"{value}\u200b",
+            value.encode("utf-8", "surrogatepass"),
+            unicodedata.normalize("NFD", value),
+        )
+        yield from (value.upper(), value[1:])
+    elif isinstance(value, bytes):
+        yield from (value + b"x", value.decode("latin-1"), value[1:])
+    elif value is not None:
+        yield from (str(value), value + 1, -value, not value)
+        if isinstance(value, bool | int) and abs(value) < 2**53:
+            yield from (float(value), int(value), bool(value))
+
+
+@given(value=_VALUES)
+@example(value={"amount": 1, "to": ["é", (1.0, True)], "n": None})
+def test_every_near_miss_is_another_digest(value: Any) -> None:
+    """One leaf, type, key or level more, less or other than what was approved; only the order of keys is none."""
+
+    def digest(of: Any) -> str:
+        return fingerprint(subject_of(namespace="n", scope="s", tool="t", arguments={"value": to_json(of)}))
+
+    approved = digest(value)
+    for other in _near(value):
+        assert (digest(other) == approved) == (_typed(other) == _typed(value)), other
+    if isinstance(value, dict):
+        assert digest(dict(reversed(value.items()))) == approved
 
 
 @given(one=_VALUES, other=_VALUES)

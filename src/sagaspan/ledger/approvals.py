@@ -71,7 +71,12 @@ OPEN: Final = (_S.PENDING, _S.APPROVED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """Who must agree, as a request keeps it: another one is another policy, under which nothing was approved."""
+    """Who must agree, as a request keeps it: another one is another policy, under which nothing was approved.
+
+    This, not the version of a policy file, is what the claim compares: a version changes with every price in the file
+    and would void what was approved, and what a decorator asks is in no version. The call itself is judged by the
+    newest rules before its claim, which says by which (``CallRecord.policy``).
+    """
 
     approvers: int = 1
     roles: tuple[str, ...] = ()
