@@ -129,9 +129,11 @@ _RUN_WORDS: Final = {
 def named(changes: Sequence[Change]) -> tuple[str, str]:
     """Who a commit is about, and what it says: ``("charge", "claim")``, ``("run trip", "end")``."""
     last = next((change for change in reversed(changes) if isinstance(change, CallChange | RunChange)), None)
-    if last is None:  # somebody is asked, or decides
-        asked = next(change for change in reversed(changes) if isinstance(change, ApprovalChange))
-        return asked.record.tool, asked.audit.event
+    if last is None:
+        for change in reversed(changes):
+            if isinstance(change, ApprovalChange):  # somebody is asked, or decides
+                return change.record.tool, change.audit.event
+        return "loops", "kept"  # what a resumed run repeats
     if isinstance(last, RunChange):
         event = last.audit.event.removeprefix("run.")
         return f"run {last.record.name}", _in_words(event, _RUN_WORDS)
