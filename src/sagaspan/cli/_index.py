@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import click
@@ -64,17 +64,19 @@ def _progress() -> Iterator[Any]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("reading traces"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task: TaskID | None = None
+    # Started only for what takes a while: all others leave the terminal alone.
+    with ExitStack() as started:
+        bar: Progress | None = None
 
         def report(done: int, total: int) -> None:
-            nonlocal task
-            if task is None and total >= _SHOWN_FROM:
-                task = bar.add_task("", total=total)
-            if task is not None:
-                bar.update(task, completed=done, total=total)
+            nonlocal bar
+            if bar is None and total >= _SHOWN_FROM and done < total:
+                bar = started.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+                bar.add_task("")
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=done, total=total)
 
         yield report

@@ -22,7 +22,9 @@ import click
 from sagaspan._characters import folded, spelt
 from sagaspan._characters import visible as visible
 
-_WHOLE: Final = frozenset({"what", "id", "run", "trace", "call", "#", "state", "status", "next", "started", "took"})
+_WHOLE: Final = frozenset(
+    {"what", "id", "run", "trace", "call", "#", "state", "status", "next", "started", "took", "query"}
+)
 _WIDE: Final = 16
 _SAMPLED: Final = 500
 """The first rows of a table, by which its columns are laid out on a terminal."""

@@ -26,10 +26,12 @@ def emit_tree(spans: Sequence[Any]) -> None:
     tree = Tree(head)
     branches = {-1: tree}
     tools = {span.call_id: span.tool for span in spans if span.call_id}
+    # An error that only passed through a span is told in full where it was raised.
+    passed_on = {span.parent_span_id for span in spans if span.stack}
     for span in spans:
         branch = branches[span.depth] = branches[span.depth - 1].add(_label(span, tools))
-        for text, style in details(span):
-            branch.add(Text(legible(text), style=style))
+        for text, style in details(span, stack=span.span_id not in passed_on):
+            branch.add(Text("\n".join(map(legible, text.split("\n"))), style=style))
     console().print(tree)
     if total := totals(spans):
         console().print(Text(total, style="dim"), soft_wrap=True)
@@ -71,16 +73,16 @@ def facts_of(span: Any, tools: dict[str | None, str | None]) -> list[tuple[str, 
     return [(visible(note), style) for note, style in notes if note]
 
 
-def details(span: Any) -> Iterator[tuple[str, str]]:
-    """Lines below a span: what the model thought, what went in and out, and where it broke."""
+def details(span: Any, *, stack: bool = True) -> Iterator[tuple[str, str]]:
+    """Texts below a span: what the model thought, what went in and out, and where it broke."""
     if thought := reasoning(span.attributes.get(semconv.GEN_AI_OUTPUT_MESSAGES)):
         yield f"thinks: {short(thought, _REASONING)}", "italic cyan"
     if span.input is not None:
         yield f"in: {short(span.input, _CONTENT)}", "dim"
     if span.output is not None:
         yield f"out: {short(span.output, _CONTENT)}", "dim"
-    for line in (span.stack or "").strip().splitlines()[-_STACK:]:
-        yield line.rstrip(), "red dim"
+    if stack and span.stack:
+        yield "\n".join(span.stack.strip().splitlines()[-_STACK:]), "red dim"
 
 
 def legible(line: str) -> str:

@@ -100,7 +100,7 @@ def _list_named(form: str) -> None:
     if form == "json":
         emit_json([{"name": name, "what": what, "sql": text} for name, (what, text) in named_queries().items()])
     else:
-        emit_table(("name", "what"), [(name, what) for name, (what, _) in named_queries().items()])
+        emit_table(("query", "answers"), [(name, what) for name, (what, _) in named_queries().items()])
 
 
 @contextlib.contextmanager

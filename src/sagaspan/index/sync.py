@@ -65,6 +65,8 @@ def sync_files(
     known = _known_files(connection)
     todo = _todo(paths, known) if progress else 0
     done = 0
+    if progress is not None:
+        progress(0, todo)
     try:
         for batch in _batches(paths, FileLedger(known), batch_bytes, totals):
             _take_in(connection, batch, staging, totals)
