@@ -2030,7 +2030,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 4.4",
         rule="Calls of one task are asked about before any of them starts.",
         file="adapters/sagaspan_langchain/_graphs.py",
-        old="_compat.with_tools(step, tools, run_step, arun_step)",
+        old="_compat.with_tools(step, tools, run, arun)",
         new="_compat.with_tools(step, tools, _compat.run_node, _compat.arun_node)",
         tests=(_INTERRUPTS + "test_each_answer_is_for_its_call", _INTERRUPTS + "test_another_process_answers"),
     ),
