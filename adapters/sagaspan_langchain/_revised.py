@@ -19,6 +19,7 @@ from sagaspan import Run
 from sagaspan_langchain import _compat
 
 _of_runs: Final[WeakKeyDictionary[Run, dict[str, Any]]] = WeakKeyDictionary()
+_given: Final[WeakKeyDictionary[Run, dict[str, AIMessage]]] = WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
 
@@ -31,7 +32,7 @@ def with_message(
     message = next((one for one in _compat.messages_in(node, given, config) if has_one_of(one, edited)), None)
     if message is None or not message.id:
         return output
-    revised = as_made(message, _known(run, edited))
+    revised = as_made(message, edited) if run is None else _of_all_tasks(run, message, edited)
     if isinstance(output, dict):
         return {name: [revised, *value] for name, value in output.items()}
     if any(isinstance(one, Command | list | dict) for one in output):
@@ -48,19 +49,15 @@ def as_made(message: AIMessage, edited: Mapping[str, Any]) -> AIMessage:
     return message.model_copy(update={"tool_calls": calls, "content": content})
 
 
-def _known(run: Run | None, edited: Mapping[str, Any]) -> Mapping[str, Any]:
-    """All edits of the run so far: several tasks may each have edited a call of the same message."""
-    if run is None:
-        return edited
+def _of_all_tasks(run: Run, message: AIMessage, edited: Mapping[str, Any]) -> AIMessage:
+    """The one object for a message: tasks side by side edit each a call of it, and the last to end must not win."""
     with _lock:
         known = _of_runs.setdefault(run, {})
         known.update(edited)
-        return dict(known)
-
-
-def note(run: Run | None, edited: Mapping[str, Any]) -> None:
-    """Let tasks beside this one know what is made of its calls."""
-    _known(run, edited)
+        revised = as_made(message, known)
+        given = _given.setdefault(run, {}).setdefault(str(message.id), revised)
+        given.tool_calls, given.content = revised.tool_calls, revised.content
+        return given
 
 
 def has_one_of(message: Any, edited: Mapping[str, Any]) -> bool:

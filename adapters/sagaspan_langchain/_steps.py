@@ -19,7 +19,7 @@ from sagaspan_langchain import _compat
 from sagaspan_langchain._approvals import aask, ask
 from sagaspan_langchain._bodies import asked_in_task
 from sagaspan_langchain._marks import guard_of
-from sagaspan_langchain._revised import note, with_message
+from sagaspan_langchain._revised import with_message
 
 _of_tasks: WeakKeyDictionary[Run, dict[str, list[Any]]] = WeakKeyDictionary()
 
@@ -32,7 +32,6 @@ def run_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: b
             step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
             return _compat.run_node(node, given, config, runtime)
-        note(_run_of(node), step.edited)
         token = approver_here.set(step.answers)
         try:
             output = _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
@@ -49,7 +48,6 @@ async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, me
             step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
             return await _compat.arun_node(node, given, config, runtime)
-        note(_run_of(node), step.edited)
         token = approver_here.set(step.answers)
         try:
             output = await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
