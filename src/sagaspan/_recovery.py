@@ -444,12 +444,7 @@ class Recoverer:
 
     def _lacks_tools(self, run: RunRecord) -> bool:
         """Whether this process cannot send all that is due of a run: one that has the tools does it whole."""
-        if run.state is RunState.COMPENSATING:
-            return False
-        orphans = completion.orphans_to_undo(self._store, run) if run.completing else []
-        return any(self._engine.find_compensation(call) is None for call in orphans) or any(
-            self._engine.find_deferred(call) is None for call in completion.due(self._store, run)
-        )
+        return run.state is not RunState.COMPENSATING and bool(_to_send(self._engine, run))
 
     def _not_due(self, steps: Steps) -> set[str]:
         """The steps that could not be undone and are not tried again, or not yet."""
@@ -472,6 +467,22 @@ class Recoverer:
     def _info(self, run: RunRecord) -> RunInfo:
         current = self._store.get_run(run.namespace, run.id) or run
         return run_info(current, tuple(map(call_info, self._store.calls_of(run.namespace, run.id))))
+
+
+def lacking(engine: Engine, run: RunRecord) -> list[str]:
+    """What it takes to go on with a run and ``engine`` has not: names of compensations, and of tools to send with.
+
+    A stored name is only looked up among those registered, never imported; one that nobody has any more waits for ever.
+    """
+    steps = steps_of(engine.store, run).expected if not run.completing else ()
+    undone_by = {step.compensate or step.tool for step in steps if engine.find_compensation(step) is None}
+    return sorted(undone_by | _to_send(engine, run))
+
+
+def _to_send(engine: Engine, run: RunRecord) -> set[str]:
+    orphans = completion.orphans_to_undo(engine.store, run) if run.completing else []
+    undone_by = {call.compensate or call.tool for call in orphans if engine.find_compensation(call) is None}
+    return undone_by | {call.tool for call in completion.due(engine.store, run) if engine.find_deferred(call) is None}
 
 
 def _all_of(lost: _Lost) -> Iterator[_Lost]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -285,6 +286,22 @@ class TestWithoutTools:
         answer = sagaspan("compensate", "done-1", "--app", "empty", "--yes")
         assert answer.code == 4
         assert "'cancel', which undoes 'book', is not registered where empty is imported" in answer.out
+
+    def test_a_name_that_nobody_has_is_told_at_every_recovery(
+        self, sagaspan: Sagaspan, app: Guard, done: list[str]
+    ) -> None:
+        """A tool was renamed, or the row says what never was: not imported, not left out, and not silent either."""
+        with sqlite3.connect(Path(".sagaspan") / "ledger.db") as ledger:
+            ledger.execute("update calls set compensate = 'os.system' where compensate is not null")
+        ledger.close()
+        _queue(sagaspan, "done-1")
+        assert "os.system" in sagaspan("status", "--json").json[0]["why"]
+        Path("later.py").write_text(APP)
+        for _ in range(2):
+            told = " ".join(sagaspan("recover", "--app", "later").out.split())
+            assert "run done-1 waits for os.system, which later has not. If nobody has it any more" in told
+            assert "sagaspan show done-1" in told
+        assert _undone() == []
 
 
 class TestNames:

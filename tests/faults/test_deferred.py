@@ -275,7 +275,7 @@ def test_eight_recoverers_send_each_once(worker: Worker, store_url: str) -> None
         + f"""
 commit = SqliteStore.commit
 def stop(self, changes, *, synced):
-    if any(change.audit.event == "run.finish" for change in changes):
+    if any(change.audit.event == "run.finish" for change in changes if hasattr(change, "audit")):
         commit(self, changes, synced=synced)
         raise KeyboardInterrupt
     return commit(self, changes, synced=synced)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, RunState
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunInfo, RunRecord, RunState
 
 RECOVER = "sagaspan recover --app MODULE:GUARD"
 """Goes on after a process that died, and undoes what waits for the tools."""
+
+_NOT_SENT: Final = (CallState.SCHEDULED, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN)
 
 Call = CallInfo | CallRecord
 
@@ -56,3 +58,11 @@ def is_in_doubt(store: Any, run: RunRecord) -> bool:
     from sagaspan._steps import steps_of
 
     return bool(steps_of(store, run).unresolved)
+
+
+def needed_by(run: RunInfo) -> set[str]:
+    """What it takes to go on with a run, by name: what undoes its calls, or what sends those that were deferred."""
+    if run.completing:
+        orphans = {call.compensate or "" for call in run.calls if call.state is CallState.COMPENSATING}
+        return orphans | {call.tool for call in run.calls if call.state in _NOT_SENT}
+    return {call.compensate for call in run.calls if call.compensate is not None}

@@ -152,8 +152,12 @@ def say(text: str, style: str = "") -> None:
 
 
 def emit_block(text: str, style: str = "") -> None:
-    """Print what holds words of others, folded for this terminal, so that none of them begins a line."""
-    say(folded(text, console().width), style)
+    """Print what holds words of others, folded for this terminal, so that none of them begins a line.
+
+    Where nobody looks on a line stays one line, for who greps it.
+    """
+    at = console()
+    say(folded(text, at.width) if at.is_terminal else text, style)
 
 
 def console() -> Any:

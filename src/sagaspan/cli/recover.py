@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from sagaspan.cli._next import needed_by
 from sagaspan.cli._options import DONE, NEEDS_PERSON, Duration, Settings, common_options, pass_settings
-from sagaspan.cli._render import emit_json, emit_line, say, visible
+from sagaspan.cli._render import emit_block, emit_json, emit_line, say, visible
 from sagaspan.ledger.records import CallState
 
 if TYPE_CHECKING:
     from sagaspan import CallInfo, Guard, Recovery, RunInfo
     from sagaspan._engine import Engine
 
-_NOT_SENT: Final = (CallState.SCHEDULED, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN)
 _WORDS: Final = {
     "completed": ("completed: what it had left to undo or to send is done", "green"),
     "compensated": ("undone", "yellow"),
@@ -149,10 +149,13 @@ class _Work:
         for call in report.in_doubt:
             say(f"call {call.id} ({visible(call.tool)}): its process is gone; it is {call.state}")
         if (report.queued or report.alone) and self._app is None:
-            names = {name for run in report.queued for name in _missing(run)}
+            names = {name for run in report.queued for name in needed_by(run)}
             names |= {call.compensate for call in report.alone if call.compensate}
             waits = f"what waits for {visible(', '.join(sorted(names)))}" if names else "it"
             say(f"To go on with {waits}: sagaspan recover --app MODULE:GUARD")
+        if self._app is not None:
+            for run in report.queued:
+                self._explain(run, self._app)
         if report.needs_human:
             say("What needs you, and how to go on: sagaspan status")
         if report.held:
@@ -160,16 +163,22 @@ class _Work:
         counts = {_COUNTED.get(name, name): len(found) for name, found in asdict(report).items() if found}
         say(", ".join(f"{name} {count}" for name, count in counts.items()))
 
+    def _explain(self, info: RunInfo, app: Guard) -> None:
+        """What a run waits for that the user's own guard has not: it was renamed, or the row says what never was."""
+        from sagaspan._recovery import lacking
+
+        engine = app._engine  # noqa: SLF001 - the same house
+        run = engine.store.get_run(info.namespace, info.id)
+        if run is not None and (names := lacking(engine, run)):
+            where = self._settings.app_named or ""
+            emit_block(
+                f"run {visible(run.id)} waits for {visible(', '.join(names))}, which {visible(where)} has not. If "
+                f"nobody has it any more, undo it by hand, and say so of each call: sagaspan show {visible(run.id)}",
+                "magenta",
+            )
+
 
 def _tell(engine: Engine) -> None:
     """Send the notifications that are due."""
     if engine.notifier is not None:
         engine.notifier.round()
-
-
-def _missing(run: RunInfo) -> set[str]:
-    """What it takes to go on with a run, by name: what undoes its calls, or what sends those that were deferred."""
-    if run.completing:
-        orphans = {call.compensate or "" for call in run.calls if call.state is CallState.COMPENSATING}
-        return orphans | {call.tool for call in run.calls if call.state in _NOT_SENT}
-    return {call.compensate for call in run.calls if call.compensate is not None}

@@ -14,12 +14,12 @@ from sagaspan._endings import PIVOT
 from sagaspan._owner import NOBODY
 from sagaspan.cli._found import with_namespaces
 from sagaspan.cli._holders import held_by
-from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, next_commands
+from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, needed_by, next_commands
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
 from sagaspan.ledger.judgement import Verdict
 from sagaspan.ledger.locks import held_by_call, held_by_run
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
+from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info, run_info
 
 _RUNS: Final = {
     RunState.PAUSED: "waits to be continued with the same run id",
@@ -147,7 +147,8 @@ def _orphaned(store: Any, run: RunRecord) -> str | None:
 
     if run.owner == NOBODY:
         what = "what is left to undo or to send in it" if run.completing else "its rollback"
-        return f"{what} waits for a process that has the tools"
+        info = run_info(run, tuple(map(call_info, store.calls_of(run.namespace, run.id))))
+        return f"{what} waits for a process that has {', '.join(sorted(needed_by(info))) or 'the tools'}"
     verdict, holder = held_by(store, run.owner, token(store, run))
     if run.is_session or verdict is Verdict.ALIVE:
         return None

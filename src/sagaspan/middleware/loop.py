@@ -52,7 +52,7 @@ class LoopMiddleware:
         result = await call_next(call)
         if result.executed or not _is_earlier(call, result):
             signals.add(result.record, counts=allowed is not False)
-            if not result.executed:
+            if not result.executed and result.record.id != call.id:  # else it was scheduled now, which its record says
                 await call.io(self._keep, call, result.record)
             if allowed is not False and (verdict := loops.observe(signals.ring, allowed=int(allowed))) is not None:
                 _nudge(call, verdict)
