@@ -419,8 +419,11 @@ def test_a_model_without_a_price_is_not_sent(guard: Guard, model_server: ModelSe
     assert model_server.requests == []
 
 
-def test_no_number_of_threads_goes_over(ledger: str, model_server: ModelServer) -> None:
-    """A cap for ten calls: ten of 32 concurrent ones reach the provider."""
+def test_no_number_of_threads_goes_over(
+    ledger: str, model_server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cap for ten calls: ten of 32 concurrent ones reach the provider, and the others wait for room in vain."""
+    monkeypatch.setattr("sagaspan.ledger.ledger.JOIN_SECONDS", 0.2)
     together = threading.Event()
     model_server.default = Reply(until=together)
     arguments = {**CHAT, "messages": [{"role": "user", "content": "a"}]}
