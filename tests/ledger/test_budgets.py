@@ -13,7 +13,7 @@ import pytest
 
 from sagaspan import Budget, BudgetExceeded, ConfigurationError, Guard, OutcomeUnknown, RateLimited, RunClosed
 from sagaspan.stores._sqlite_budgets import usage_query
-from tests.conftest import Caller
+from tests.conftest import Caller, Worker
 
 
 def _budgets(tmp_path: Path, columns: str = "scope, spent, reserved, overdraft") -> list[Any]:
@@ -330,6 +330,27 @@ def test_a_rate_is_shared(store_url: str) -> None:
     with pytest.raises(RateLimited) as caught:
         looks[0](3)
     assert 1700 < caught.value.retry_after <= 1800
+
+
+ASK = """
+look = guard.tool("look", rate="10/hour", effect="read")(effect)
+def ask(n):
+    try:
+        look(f"{os.getpid()}-{n}")
+    except RateLimited as error:
+        assert 0 < error.retry_after <= 3600
+threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_a_rate_is_shared_by_processes(worker: Worker) -> None:
+    """Four of them with eight threads each: the tenth call is the last one of this hour."""
+    asking = [worker.start(ASK) for _ in range(4)]
+    ended = [(one.communicate(timeout=60), one.returncode) for one in asking]
+    assert not [err for (_, err), code in ended if code], ended
+    assert len(set(worker.effects)) == len(worker.effects) == 10
 
 
 def test_a_run_has_a_wall_clock(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
