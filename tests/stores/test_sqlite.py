@@ -196,6 +196,19 @@ def test_migrations_are_applied_once_by_many_processes(worker: Worker) -> None:
     connection.close()
 
 
+def test_who_opens_a_new_ledger_waits_for_who_does_so_too(tmp_path: Path) -> None:
+    """SQLite itself waits for no lock when it switches to WAL."""
+    path = tmp_path / "ledger.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("begin immediate")
+    letting_go = threading.Timer(0.2, other.rollback)
+    letting_go.start()
+    with Guard(f"sqlite:///{path}") as guard:
+        assert guard.tool("act")(lambda: "done")() == "done"
+    letting_go.join()
+    other.close()
+
+
 def test_nobody_else_migrates_in_the_middle(tmp_path: Path) -> None:
     """Of two that open a new ledger at the same moment one waits, and finds it done."""
     path = tmp_path / "ledger.db"

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -837,7 +838,7 @@ class SqliteStore:
         )
         try:
             current_version(connection, str(self.path))  # before anything is written to what may not be ours
-            connection.execute("pragma journal_mode = wal")
+            _write_ahead(connection)
             migrate(connection, str(self.path), apply=self._migrate)
             if self._create and not self._never_sync:
                 self._prime(connection)
@@ -874,6 +875,20 @@ class SqliteStore:
         connection.execute("insert into priming values (zeroblob(?))", (PRIMED_BYTES,))
         connection.execute("drop table priming")
         connection.execute("commit")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch to WAL. SQLite does not wait for the lock that it takes: two who open a new ledger at once would fail."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("pragma journal_mode = wal")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -11,7 +12,6 @@ from typing import Any
 
 import anthropic
 import httpx
-import httpx2
 import openai
 import pytest
 
@@ -22,6 +22,10 @@ from tests.providers.apis import CHAT, MESSAGE, RESPONSE
 PRICES = {model: {"input": 0, "output": 10, "max_output": 5000} for model in ("gpt-4o", "gpt-5", "claude-sonnet-5")}
 """Ten dollars for a million tokens out: the hundred that are asked for are a tenth of a cent."""
 A_HUNDRED = Decimal("0.001")
+ANTHROPIC_S: Any = importlib.import_module(
+    next(base for base in anthropic.DefaultHttpxClient.__mro__ if base.__name__ == "Client").__module__.split(".")[0]
+)
+"""httpx, or in newer ones httpx2."""
 KINDS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
@@ -58,7 +62,7 @@ class Wire:
     @property
     def http(self) -> Any:
         """The HTTP client of the SDK."""
-        return httpx2 if self.dialect == "messages" else httpx
+        return ANTHROPIC_S if self.dialect == "messages" else httpx
 
     def _pieces(self) -> Iterator[bytes]:
         text = "word " * self.by
@@ -90,7 +94,12 @@ class Wire:
             yield _event(type="message_stop")
 
 
-class _Counted(httpx.SyncByteStream, httpx.AsyncByteStream, httpx2.SyncByteStream, httpx2.AsyncByteStream):
+_STREAMS = dict.fromkeys(
+    one for library in (httpx, ANTHROPIC_S) for one in (library.SyncByteStream, library.AsyncByteStream)
+)
+
+
+class _Counted(*_STREAMS):  # type: ignore[misc]
     def __init__(self, wire: Wire, body: Body) -> None:
         self._wire, self._body = wire, body
 
