@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
+import hypothesis.strategies
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -41,6 +41,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of every later garbage collection: it is half a second of each ``gc.collect()``."""
+    # At its first use Hypothesis asks the collector who holds its random numbers, which says nobody of what is frozen.
+    hypothesis.find(hypothesis.strategies.just(0), lambda _: True)
     gc.collect()
     gc.freeze()
 
