@@ -10,13 +10,13 @@ import contextlib
 import os
 import sqlite3
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from sagaspan import _clock as clock
 from sagaspan import _fork as fork
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
@@ -879,14 +879,14 @@ class SqliteStore:
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Switch to WAL. SQLite does not wait for the lock that it takes: two who open a new ledger at once would fail."""
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = clock.monotonic() + BUSY_SECONDS
     while True:
         try:
             connection.execute("pragma journal_mode = wal")
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() >= deadline:
+            if "locked" not in str(error) or clock.monotonic() >= deadline:
                 raise
-            time.sleep(0.01)
+            clock.sleep(0.01)
         else:
             return
 
