@@ -35,6 +35,8 @@ class Signals:
         self._version = 0
         self._told: set[str] = set()
         self._again: Counter[str] = Counter()
+        self._objects: dict[int, tuple[object, int]] = {}
+        self._objects_seen = 0
 
     def load(self, store: Store, run: RunRecord, counts: Callable[[str], bool]) -> None:
         """Begin with the calls of earlier incarnations of ``run`` and with what else is on record.
@@ -60,9 +62,21 @@ class Signals:
         found.sort(key=lambda one: one[0])
         self.ring = tuple(signal for _, signal in found[-loops.RING :])
 
-    def add(self, record: CallRecord, *, counts: bool) -> None:
-        """Remember how a call ended."""
-        self.ring = loops.after(self.ring, signal_of(record, counts=counts))
+    def add(self, record: CallRecord, asked: str, *, counts: bool) -> None:
+        """Remember how a call ended that ``asked`` for something."""
+        self.ring = loops.after(self.ring, signal_of(record, asked, counts=counts))
+
+    def number_of(self, thing: object) -> int:
+        """A number for the object of a method, the same as long as it is one of the last that were asked for."""
+        with self.lock:
+            known = self._objects.pop(id(thing), None)
+            if known is None:
+                self._objects_seen += 1
+                if len(self._objects) >= loops.RING:
+                    self._objects.pop(next(iter(self._objects)))
+            # It is kept alive: the next object could get the id of one that is gone.
+            self._objects[id(thing)] = known = known or (thing, self._objects_seen)
+        return known[1]
 
     def keep(self, store: Store, run: RunRecord, entry: Entry | None) -> bool:
         """Put one more ``entry`` (None: a refusal) on record; false if another process did, which is known here then.
@@ -109,11 +123,13 @@ class Signals:
         return bool(ring) and (ring[-1].error is not None or args in map(loops.ARGS, ring))
 
 
-def signal_of(record: CallRecord, *, counts: bool = True) -> loops.Signal:
-    """A recorded call as a signal."""
+def signal_of(record: CallRecord, asked: str | None = None, *, counts: bool = True) -> loops.Signal:
+    """A recorded call as a signal; ``asked`` None: as its record says."""
+    if asked is None:
+        asked = record.key if record.key_source == KeySource.BUSINESS else record.fingerprint
     result = None if record.result is None else str(hash(record.result))
     ended = record.ended_us or record.started_us
-    return loops.Signal(record.tool, record.fingerprint, result, record.error_type, record.started_us, ended, counts)
+    return loops.Signal(record.tool, asked, result, record.error_type, record.started_us, ended, counts)
 
 
 def counted(tool: str, args: str, at_us: int) -> loops.Signal:

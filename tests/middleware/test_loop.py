@@ -262,3 +262,23 @@ def test_what_is_pruned_is_forgotten(guard: Guard, tmp_path: Path) -> None:
     guard.prune(older_than=dt.timedelta(seconds=0))
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         assert connection.execute("select count(*) from loops").fetchone() == (0,)
+
+
+class _Order:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def look(self) -> str:
+        return "ok"
+
+
+@pytest.mark.parametrize("key", [None, lambda self: f"order-{self.number}"], ids=["object", "key"])
+def test_a_method_of_many_objects_is_no_loop(guard: Guard, key: Any) -> None:
+    """Ten orders are looked at, each once; one of them over and over is a loop."""
+    look = guard.tool("look", effect="read", key=key)(_Order.look)
+    with guard.run("ten"):
+        assert [look(_Order(number)) for number in range(10)] == ["ok"] * 10
+    order = _Order(11)
+    with pytest.raises(LoopDetected), guard.run("one"):
+        for _ in range(9):
+            look(order)

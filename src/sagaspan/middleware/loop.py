@@ -16,6 +16,7 @@ from sagaspan._clock import now_us
 from sagaspan._middleware import CallNext
 from sagaspan._observed import let_by
 from sagaspan.exceptions import LoopDetected
+from sagaspan.keys import KeySource
 from sagaspan.ledger.records import CallRecord
 
 _log = logging.getLogger("sagaspan")
@@ -43,7 +44,7 @@ class LoopMiddleware:
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
         allowed = self._allowed if call.tool.policy.loop is None else call.tool.policy.loop
-        signals, args = call.signals, call.key.fingerprint
+        signals, args = call.signals, _asked(call)
         if signals.may_repeat(args) and allowed is not False:
             looked = await self._look(call, args, int(allowed))
             if isinstance(looked, Result):
@@ -51,7 +52,7 @@ class LoopMiddleware:
             call = looked
         result = await call_next(call)
         if result.executed or not _is_earlier(call, result):
-            signals.add(result.record, counts=allowed is not False)
+            signals.add(result.record, args, counts=allowed is not False)
             if not result.executed and result.record.id != call.id:  # else it was scheduled now, which its record says
                 await call.io(self._keep, call, result.record)
             if allowed is not False and (verdict := loops.observe(signals.ring, allowed=int(allowed))) is not None:
@@ -78,6 +79,18 @@ class LoopMiddleware:
             return let_by(call, refusal(tool, verdict))
         await call.io(self._keep, call, None)
         raise refusal(tool, verdict)
+
+
+def _asked(call: Call) -> str:
+    """What is asked for: its business key, else its arguments; of a method also of which object.
+
+    An agent that ships ten orders calls one method ten times with the same arguments, and is in no circle.
+    """
+    if call.key.source is KeySource.BUSINESS:
+        return call.key.value
+    if call.tool.receiver is None:
+        return call.key.fingerprint
+    return f"{call.key.fingerprint}@{call.signals.number_of(call.context.get(call.tool.receiver))}"
 
 
 def _is_earlier(call: Call, result: Result) -> bool:
