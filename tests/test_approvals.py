@@ -749,6 +749,29 @@ def test_an_edit_in_the_call_waits_for_the_others_as_what_it_is_now(guard: Guard
     assert shop.order(500) == "paid 50"
 
 
+def test_an_edit_keeps_who_had_to_agree(store_url: str, tmp_path: Path) -> None:
+    """Two of finance do not become two of support, because the smaller amount is support's."""
+    rules = tmp_path / "p.toml"
+    rules.write_text(
+        '[[rules]]\ntools = "pay"\nwhen = "amount > 100"\naction = "approve"\n'
+        'approval = {approvers = 2, roles = ["finance"]}\n'
+        '[[rules]]\ntools = "pay"\nwhen = "amount > 10"\naction = "approve"\napproval = {roles = ["support"]}\n'
+    )
+    guard = Guard(store_url, approver="inbox", policies=rules)
+    pay = guard.tool("pay")(lambda amount: f"paid {amount}")
+    with pytest.raises(ApprovalPending) as asked, guard.run(id="a"):
+        pay(500)
+    edited = guard.approvals.edit(asked.value.approval_id, {"amount": 99}, by="ann", roles=["finance"])
+    with pytest.raises(ApprovalPending) as again, guard.run(id="a"):
+        pay(500)
+    assert again.value.approval_id == edited.id
+    with pytest.raises(ResolutionError, match="none of the roles finance"):
+        guard.approvals.approve(edited.id, by="sue", roles=["support"])
+    guard.approvals.approve(edited.id, by="bob", roles=["finance"])
+    with guard.run(id="a"):
+        assert pay(500) == "paid 99"
+
+
 def test_an_edit_under_a_stricter_rule_is_asked_about_anew(caller: Caller, store_url: str, tmp_path: Path) -> None:
     """By who must agree to that; under a weaker one who had to agree before still must. Both are found again."""
     rules = tmp_path / "p.toml"
@@ -907,6 +930,17 @@ def test_a_name_is_the_same_however_it_is_spelt(guard: Guard, caller: Caller, sp
     guard.approvals.approve(request, by="Ada@X.com")
     with pytest.raises(ResolutionError, match="already"):
         guard.approvals.approve(request, by=" ada@x.COM")
+
+
+@pytest.mark.parametrize("unseen", ["\u200b", "\u00ad", "\ufe0f", "\u3164", "\u2060", "\u00a0", "\u034f"])
+def test_a_name_is_the_same_with_what_nobody_sees(guard: Guard, caller: Caller, unseen: str) -> None:
+    """Else one person would be two, and could approve what he asked for."""
+    shop = Shop(guard, caller, approval=Approval(approvers=2))
+    request = shop.pending(500)
+    guard.approvals.approve(request, by="ada")
+    for spelt in (f"ada{unseen}", f"{unseen}ada", f"a{unseen}da"):
+        with pytest.raises(ResolutionError, match="already"):
+            guard.approvals.approve(request, by=spelt)
 
 
 def test_who_runs_the_call_has_not_approved_it(guard: Guard, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

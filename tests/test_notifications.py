@@ -421,6 +421,21 @@ def test_a_receiver_that_is_not_there_holds_up_nothing(store_url: str) -> None:
     assert (waiting.kind, waiting.attempts, waiting.error) == ("run.failed", 1, "ConnectionError")
 
 
+@pytest.mark.usefixtures("quick")
+def test_the_thread_survives_what_it_does_not_expect(
+    store_url: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The secret is taken away and given back: what happened meanwhile is told, and said once that it could not be."""
+    monkeypatch.setenv("HOOK", SECRET)
+    with Guard(store_url, notify=Notify(url=receiver.url, secret_env="HOOK")) as guard:
+        monkeypatch.delenv("HOOK")
+        _fail(guard)
+        _until(lambda: "notifications could not be sent" in caplog.text)
+        monkeypatch.setenv("HOOK", SECRET)
+        _fail(guard, run="again")
+        _until(lambda: receiver.kinds == ["run.failed"] * 2)
+
+
 # -- how it is declared --------------------------------------------------------------------------------------------
 
 

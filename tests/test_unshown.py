@@ -82,6 +82,11 @@ class _Own(collections.UserDict[str, Any]):
     """A mapping that says itself what it has."""
 
 
+@dataclasses.dataclass
+class _Both(dict[str, Any]):
+    amount: int
+
+
 class _Colour(enum.Enum):
     RED = "red"
 
@@ -117,6 +122,9 @@ def _asked(guard: Guard, caller: Caller, value: Any) -> None:
     [lambda: _Private(amount=1), lambda: _with(_Order(1), to="mallory"), lambda: _with(_Text("bob"), to="mallory"),
      lambda: _with(_SlottedText("bob"), to="mallory"), lambda: _with(_Number(1), to="mallory"),
      lambda: _with(_Items(), to="mallory"), lambda: _with(_Table(to="bob"), real="mallory"), lambda: _Own(to="bob"),
+     lambda: _with(collections.OrderedDict(a=1), to="mallory"), lambda: _with(collections.UserDict(a=1), to="mallory"),
+     lambda: _with(collections.ChainMap({"a": 1}), to="mallory"), lambda: collections.defaultdict(lambda: 9, a=1),
+     lambda: _Both(1),
      lambda: [{"orders": (_with(_Order(1), to="mallory"),)}], lambda: _Open(amount=1, more=[_with(_Text("a"), b=1)])],
 )  # fmt: skip
 def test_state_that_nobody_is_shown_is_refused(store_url: str, caller: Caller, value: Callable[[], Any]) -> None:
@@ -130,7 +138,7 @@ def test_state_that_nobody_is_shown_is_refused(store_url: str, caller: Caller, v
 @pytest.mark.parametrize(
     "value",
     [_Open(amount=1, to="bob"), _Order(1), _Slotted(1), _Text("bob"), _Items([1]), _Table(a=1), _Point(1), _Colour.RED,
-     collections.defaultdict(list, a=[1]), collections.OrderedDict(a=1), collections.UserDict(a=1), {1, 2},
+     collections.defaultdict(None, a=[1]), collections.OrderedDict(a=1), collections.UserDict(a=1), {1, 2},
      uuid.UUID(int=1), dt.datetime(2026, 1, 1, tzinfo=dt.UTC), Decimal(1), b"x"],
 )  # fmt: skip
 def test_what_is_all_in_the_record_is_asked_about(store_url: str, caller: Caller, value: Any) -> None:

@@ -21,7 +21,6 @@ from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan._clock import monotonic, now_us
 from sagaspan._post import Unsent, post
-from sagaspan.exceptions import StoreError
 from sagaspan.ledger.notices import notice_of
 from sagaspan.ledger.records import DeliveryRecord
 from sagaspan.ledger.store import DeliveryChange, HookChange, Store
@@ -54,6 +53,7 @@ class Notifier:
         self._registered = False
         self._lock = fork.new_lock()
         self._thread: threading.Thread | None = None
+        self._said = ""
         self._closing = threading.Event()
         self._begun = 0
         _all.add(self)
@@ -99,7 +99,7 @@ class Notifier:
             self._registered = False
             try:
                 self._deliver(LAST_SECONDS)
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001 - closing a guard fails for no notification
                 _log.warning("notifications could not be sent; another process sends them: %s", error)
 
     def begin_again(self) -> None:
@@ -132,8 +132,10 @@ class Notifier:
         try:
             self.round()
             return min((record.next_us for record in self._kept()), default=None)
-        except StoreError as error:
-            _log.warning("notifications could not be sent; it is tried again: %s", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the thread that tells of trouble goes on
+            if self._said != str(error):
+                self._said = str(error)
+                _log.warning("notifications could not be sent; it is tried again: %s", error)
             return None
 
     # -- the outbox --------------------------------------------------------------------------------------------

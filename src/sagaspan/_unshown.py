@@ -24,6 +24,9 @@ _PLAIN: Final = frozenset({
 })  # fmt: skip
 """What has no state but its data."""
 
+_HOLDS_DATA: Final = frozenset({"data", "maps"})
+"""Where ``UserDict`` and ``ChainMap`` have their items."""
+
 _ENCODED: Final = (
     str, int, float, list, tuple, dict, set, frozenset, bytes, uuid.UUID, Decimal, dt.date, dt.time, dt.timedelta,
 )  # fmt: skip
@@ -41,7 +44,15 @@ def _unshown(value: Any, path: str, seen: set[int]) -> str | None:
     seen.add(id(value))
     if isinstance(value, Enum) or _is_secret(value):  # a member is the same everywhere; a secret is never shown
         return None
-    if kind not in _PLAIN:
+    if dataclasses.is_dataclass(value) and isinstance(value, _ENCODED):
+        return path  # its record has the one or the other
+    if kind is defaultdict and value.default_factory is not None:
+        return f"{path}.default_factory"
+    if kind in _PLAIN:
+        beside = sorted({*getattr(value, "__dict__", ())} - _HOLDS_DATA)
+        if beside:
+            return f"{path}.{beside[0]}"
+    else:
         if isinstance(value, Mapping) and not isinstance(value, dict):
             return path  # what it gives is for its code to say
         beside = sorted(_state(value) - _fields(value))

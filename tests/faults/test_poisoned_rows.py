@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sagaspan import CompensationFailed, Guard, OutcomeUnknown, RunClosed, RunError, StoreError
+from sagaspan import (
+    ApprovalPending,
+    CompensationFailed,
+    Guard,
+    OutcomeUnknown,
+    RunClosed,
+    RunError,
+    SagaspanError,
+    StoreError,
+)
 from sagaspan.cli import cli
 
 DAMAGED = {
@@ -210,6 +219,22 @@ def test_a_compensation_that_nobody_registered(
             assert "bad" in [run.id for run in other.recover(dry_run=True).queued]
     assert not (tmp_path / "ran").exists()
     check_the_others_are_fine(program)
+
+
+def test_a_request_in_a_state_that_nobody_knows(store_url: str) -> None:
+    """It permits nothing, and the audit names it."""
+    guard = Guard(store_url, approver="inbox")
+    pay = guard.tool("pay", approve=True)(lambda: None)
+    with pytest.raises(ApprovalPending), guard.run(id="a"):
+        pay()
+    with sqlite3.connect(store_url.removeprefix("sqlite:///")) as ledger:
+        ledger.execute("pragma ignore_check_constraints = on")
+        ledger.execute("update approvals set state = 'bogus'")
+    ledger.close()
+    (finding,) = guard.audit.verify().findings
+    assert "it is bogus, and its history ends with pending" in str(finding)
+    with pytest.raises(SagaspanError), guard.run(id="a"):
+        pay()
 
 
 def test_text_that_is_no_utf_8(

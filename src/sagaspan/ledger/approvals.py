@@ -8,6 +8,7 @@ made; a request is used once, by the claim of its call, and by no other (rule bo
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -67,6 +68,10 @@ APPROVAL_TABLE: Final[Mapping[tuple[ApprovalState | None, ApprovalEvent], Approv
     (_S.APPROVED, _E.CONSUME): _S.CONSUMED,
 }
 OPEN: Final = (_S.PENDING, _S.APPROVED)
+_UNSEEN: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\ufe00-\ufe0f\U000e0100-\U000e01ef]"
+)
+"""Letters and marks that are drawn as nothing (Default_Ignorable_Code_Point of Unicode, but for formats)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +94,14 @@ class Requirement:
         return self.four_eyes or self.approvers > 1
 
     def no_less_than(self, other: Requirement) -> Requirement:
-        """This one, with as many people, and as sure of them, as ``other`` asks for; its roles if it names any."""
+        """This one, with as many people, and as sure of them, as ``other`` asks for, of the roles that both name.
+
+        Where they have none in common it is those of ``other``, which was asked first.
+        """
+        both = tuple(sorted({*self.roles} & {*other.roles}))
         return Requirement(
-            approvers=max(self.approvers, other.approvers), roles=self.roles or other.roles,
+            approvers=max(self.approvers, other.approvers),
+            roles=both or other.roles or self.roles,
             four_eyes=self.four_eyes or other.four_eyes, assurance=stricter(self.assurance, other.assurance),
         )  # fmt: skip
 
@@ -126,7 +136,13 @@ def is_among(name: str, names: Iterable[str]) -> bool:
 
 
 def _spelt(name: str) -> str:
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(one for one in folded if not _is_unseen(one)) or name
+
+
+def _is_unseen(character: str) -> bool:
+    """Whether a name looks the same without it: blanks, controls, fillers, joiners, selectors of variants."""
+    return unicodedata.category(character)[0] in "CZ" or _UNSEEN.match(character) is not None
 
 
 def requirement_text(requirement: Requirement) -> str:

@@ -122,9 +122,11 @@ def lease_record(row: Sequence[Any]) -> LeaseRecord:
 
 
 def approval_record(row: Sequence[Any]) -> ApprovalRecord:
-    """The request of a row selected by ``APPROVAL_COLUMNS``."""
+    """The request of a row selected by ``APPROVAL_COLUMNS``; a state that nobody knows stays, and permits nothing."""
     values = dict(zip(APPROVAL_COLUMNS, row, strict=True))
-    return ApprovalRecord(**{**values, "state": ApprovalState(values["state"])})
+    with contextlib.suppress(ValueError):
+        values["state"] = ApprovalState(values["state"])
+    return ApprovalRecord(**values)
 
 
 def lock_record(row: Sequence[Any]) -> LockRecord:
