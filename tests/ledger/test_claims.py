@@ -465,9 +465,10 @@ def test_a_settle_that_failed_is_saved_at_the_end(
 
 
 def test_an_unsaved_result_is_not_taken_for_a_dead_one(
-    guard: Guard, store_url: str, tmp_path: Path, impatient: None
+    guard: Guard, store_url: str, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another guard of this process waits for a result that is not saved yet, instead of declaring it lost."""
+    monkeypatch.setattr("sagaspan.ledger.leases.HURRY_SECONDS", 3600.0)  # no beat saves it before the other asks
     locks: list[Lock] = []
 
     def body(n: int) -> int:

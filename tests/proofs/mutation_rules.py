@@ -2032,7 +2032,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file="adapters/sagaspan_langchain/_graphs.py",
         old="_compat.with_tools(step, tools, run, arun)",
         new="_compat.with_tools(step, tools, _compat.run_node, _compat.arun_node)",
-        tests=(_INTERRUPTS + "test_each_answer_is_for_its_call", _INTERRUPTS + "test_another_process_answers"),
+        tests=(_INTERRUPTS + "test_each_answer_is_for_its_call",),
     ),
     Rule(
         section="(d) 3",
