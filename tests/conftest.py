@@ -47,6 +47,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """At the end the collector has all of it again: DuckDB's bindings say what is left when the process ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _scrubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):

@@ -117,7 +117,8 @@ def _emit(table: Any, form: str) -> None:
         click.echo(_csv(table.columns, table.rows), nl=False)
     else:
         emit_table(table.columns, table.rows)
-        say(f"({len(table.rows)} rows{', cut by --max-rows' if table.truncated else ''})", "dim")
+        count = len(table.rows)
+        say(f"({count} row{'' if count == 1 else 's'}{', cut by --max-rows' if table.truncated else ''})", "dim")
 
 
 def _distinct(columns: Sequence[str]) -> list[str]:
