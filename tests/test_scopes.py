@@ -54,22 +54,37 @@ def test_what_is_no_scope_is_refused(text: Any, message: str) -> None:
 
 
 def _shown(book: BudgetBook, name: str) -> list[str]:
-    return [str(budget) for budget in book.of(name)]
+    return [str(placed.budget) for placed in book.of(name)]
 
 
-def test_an_exact_scope_wins_over_globs_and_the_first_glob_over_the_next() -> None:
-    """As with policies: what is said of one name is what holds for it."""
+def test_of_budgets_of_one_kind_the_most_specific_holds() -> None:
+    """Whatever their order: the scope itself, then the glob that names the most of it, then the tighter one."""
     book = BudgetBook({
-        "user:*": "20 USD/day", "user:42": ["50 USD/day", "1k calls"], "user:v*": "99 USD", "run:*": "2 USD, 10 min",
+        "user:*": "20 USD/day", "user:42": ["50 USD/day", "1k calls"], "user:v*": "99 USD/day", "user:*p": "98 USD/day",
+        "user:?": "30 USD/day", "user:[xy]": "40 USD/day", "run:*": "2 USD, 10 min",
     })  # fmt: skip
-    assert _shown(book, "user:7") == ["20 USD/day"]
+    assert _shown(book, "user:77") == ["20 USD/day"]
     assert _shown(book, "user:42") == ["50 USD/day", "1k calls"]
-    assert _shown(book, "user:vip") == ["20 USD/day"]
+    assert _shown(book, "user:vip") == ["98 USD/day"]
+    assert _shown(book, "user:7") == ["30 USD/day"]
+    assert _shown(book, "user:x") == ["30 USD/day"]
     assert _shown(book, "run:any") == ["2 USD", "10 min"]
     assert _shown(book, "tenant:acme") == []
     assert _shown(book, "user:a/b:c") == ["20 USD/day"]
-    assert list(book) == ["user:42", "user:*", "user:v*", "run:*"]
-    assert len(book) == 4
+    assert list(book) == ["user:*", "user:42", "user:v*", "user:*p", "user:?", "user:[xy]", "run:*"]
+    assert len(book) == 7
+
+
+def test_budgets_of_several_kinds_all_hold() -> None:
+    """What is said of one unit or window takes nothing back of another, however specific it is."""
+    book = BudgetBook({"user:*": "5 USD/day, 10 USD", "user:4*": "100 calls", "user:42": "9 USD/hour, 1 calls"})
+    assert sorted(_shown(book, "user:42")) == ["1 calls", "10 USD", "5 USD/day", "9 USD/hour"]
+    assert sorted(_shown(book, "user:4")) == ["10 USD", "100 calls", "5 USD/day"]
+
+
+def test_a_name_with_the_characters_of_a_glob_names_itself() -> None:
+    """A model or tool may be called so."""
+    assert _shown(BudgetBook({"model:ft[x]": "5 USD"}), "model:ft[x]") == ["5 USD"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +95,7 @@ def test_an_exact_scope_wins_over_globs_and_the_first_glob_over_the_next() -> No
         ({"user:*": "10 min"}, "only a run has a wall clock"),
         ({3: "2 USD"}, "a scope is text"),
         (["2 USD"], "a mapping of scopes"),
+        ({"user:*": "2 USD", "user:root": []}, "'user:root': no budget, which exempts nobody"),
     ],
 )
 def test_a_wrong_table_is_refused_when_it_is_written_down(budgets: Any, message: str) -> None:

@@ -28,8 +28,9 @@ from sagaspan.scopes import BudgetBook, check_scope
 class Account:
     """What is used of one budget, in US dollars, tokens or calls.
 
-    ``limit`` is what operators set (``set_by``, ``set_at``), else what calls last found declared; None of a budget that
-    refuses nothing, with ``hard`` False. ``remaining`` is what is left of it, ``overdraft`` the part of ``spent`` that
+    ``limit`` is what operators set (``set_by``, ``set_at``, for ``set_for``: the scope or a glob), else what calls last
+    found declared; None of a budget that refuses nothing, with ``hard`` False, and until the next call finds out once
+    limits were changed. ``remaining`` is what is left of it, ``overdraft`` the part of ``spent`` that
     no call had reserved, as far as it does not fit. ``scope`` may be a glob of which nothing was used yet.
     """
 
@@ -44,6 +45,7 @@ class Account:
     limit: Decimal | None
     hard: bool
     remaining: Decimal | None
+    set_for: str | None = None
     set_by: str | None = None
     set_at: dt.datetime | None = None
 
@@ -150,19 +152,16 @@ class _Limits:
         for limit in limits:
             by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
         self._book = BudgetBook(by_pattern, source="limits", checked=False)
-        self._limits = limits
+        self._limits = {(limit.pattern, limit.unit, limit.window): limit for limit in limits}
 
     def of(self, row: BudgetRecord) -> LimitRecord | None:
-        """The limit that holds for ``row``."""
-        for budget in self._book.of(row.scope):
+        """The limit that holds for ``row``; None if a program says less than what was set for more than this scope."""
+        for budget, pattern, _ in self._book.of(row.scope):
             if (budget.unit, budget.window or "") == (row.unit, row.window):
-                return self._behind(row, budget)
+                limit = self._limits[pattern, row.unit, row.window]
+                is_less = row.cap is not None and (not limit.hard or row.cap < limit.amount)
+                return None if pattern != row.scope and is_less else limit
         return None
-
-    def _behind(self, row: BudgetRecord, budget: Budget) -> LimitRecord | None:
-        same = [one for one in self._limits if (one.unit, one.window) == (row.unit, row.window)]
-        exact = [one for one in same if one.pattern == row.scope]
-        return next((one for one in (*exact, *same) if budget_of(one) == budget), None)
 
 
 def _unused(limit: LimitRecord, now: int) -> BudgetRecord:
@@ -182,7 +181,8 @@ def _account(row: BudgetRecord, limit: LimitRecord | None) -> Account:
         spent=in_units(used, unit), reserved=in_units(row.reserved, unit), overdraft=in_units(row.overdraft, unit),
         limit=None if amount is None else in_units(amount, unit), hard=hard,
         remaining=None if amount is None else in_units(max(amount - used - row.reserved, 0), unit),
-        set_by=None if limit is None else limit.actor, set_at=None if limit is None else _moment(limit.at_us),
+        set_for=None if limit is None else limit.pattern, set_by=None if limit is None else limit.actor,
+        set_at=None if limit is None else _moment(limit.at_us),
     )  # fmt: skip
 
 

@@ -180,7 +180,7 @@ class Engine:
         self.outage = Outage() if self._fail_open else None
         self.judge = Judge(store)
         self.lease = Lease(store)
-        self.limits = Limits(store, self.namespace, self._budgets)
+        self.limits = Limits(store, self.namespace, self._budgets, of_every_run=self.budget)
         self.limits.observes = self._observe
         self._ledger = Ledger(
             store, judge=self.judge, lease=self.lease, find_probe=self.find_probe, limits=self.limits,
@@ -364,7 +364,7 @@ class Engine:
         if defaults.fail_open != self._fail_open:
             self._fail_open, self.outage = defaults.fail_open, Outage() if defaults.fail_open else None
         self.budget, self.loop, self._budgets = defaults.budget, defaults.loop, budgets
-        self.limits.declare(budgets)
+        self.limits.declare(budgets, defaults.budget)
         self._observe = self.limits.observes = defaults.mode == "observe"
         self._redefined = weakref.WeakKeyDictionary(
             {before: tool for before, tool in tools.items() if tool is not before}

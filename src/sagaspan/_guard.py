@@ -53,13 +53,14 @@ from sagaspan.approvers import ApprovalRequest, Approver, approver_of
 from sagaspan.budget import Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError, LoopDetected
 from sagaspan.keys import fingerprint
+from sagaspan.ledger.holding import merged
 from sagaspan.ledger.records import CallInfo, RunInfo, RunRecord, RunState, run_info
 from sagaspan.ledger.store import Store
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Rows, load_prices
 from sagaspan.notify import Notifies, hooks_of
 from sagaspan.policy import Policies, Policy, PolicyBook
-from sagaspan.scopes import KINDS, BudgetBook
+from sagaspan.scopes import KINDS, BudgetBook, combined
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
 _log = logging.getLogger("sagaspan")
@@ -158,7 +159,7 @@ class Guard:
             require_run=require_run,
             budget=defaults.budget,
             loop=defaults.loop,
-            budgets=BudgetBook({**(budgets or {}), **tables.get("budgets", {})}),
+            budgets=BudgetBook(combined(tables.get("budgets"), budgets)),
             fail_open=defaults.fail_open,
             observe=defaults.mode == "observe",
             codec=codec,
@@ -181,7 +182,7 @@ class Guard:
         prices, budget, budgets, fail_open, mode = self._given
         new_prices = load_prices(file.tables.get("prices") if prices is None else prices)
         defaults = defaults_of(file.tables, str(file.path), budget=budget, fail_open=fail_open, mode=mode)
-        book = BudgetBook({**(budgets or {}), **file.tables.get("budgets", {})})
+        book = BudgetBook(combined(file.tables.get("budgets"), budgets))
         self._engine.adopt(file, defaults, book)
         self._file, self.prices, self.fail_open = file.tools, new_prices, defaults.fail_open
         self.mode = defaults.mode
@@ -448,7 +449,7 @@ class Guard:
             created_us=now,
             started_us=now,
         )
-        own = budgets_of(budget, where=f"run {name!r}") or (() if outer else self._engine.budget)
+        own = merged(budgets_of(budget, where=f"run {name!r}"), () if outer else self._engine.budget)
         made = Run(
             self._engine, wanted, wait=wait, reopen=reopen, outer=outer, unnamed=outer is not None and id is None,
             budget=own, on_budget=on_budget,

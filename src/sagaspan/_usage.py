@@ -61,9 +61,9 @@ def spending_of(
         return found
     scope = ":".join(next(iter(which.items())))
     engine.limits.reload()
-    budgets = engine.limits.of(scope)
-    if scope.startswith("run:"):
-        budgets = (*budgets, *(engine.budget if own is None else own))
+    if own is None and scope.startswith("run:"):
+        own = engine.budget
+    budgets = engine.limits.of(scope, own or ())
     return _with_budgets(engine, scope, budgets, found)
 
 

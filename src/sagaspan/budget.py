@@ -103,6 +103,11 @@ class Budget(DeclaredModel):
         )
 
 
+def kind_of(budget: Budget) -> tuple[Unit, Window | None]:
+    """What is counted, over what: budgets of one scope and kind are counted together."""
+    return budget.unit, budget.window
+
+
 Budgets: TypeAlias = str | Budget | Mapping[str, Any] | Sequence[str | Budget | Mapping[str, Any]]
 """One budget or several: text (commas separate), a ``Budget``, a table with ``limit``, or a list of these."""
 
@@ -114,7 +119,7 @@ def budgets_of(value: Budgets | None, *, where: str = "budget") -> tuple[Budget,
     items = value if isinstance(value, list | tuple) else (value,)
     budgets = tuple(budget for item in items for budget in _each(item, where))
     for index, budget in enumerate(budgets):
-        if any((budget.unit, budget.window) == (other.unit, other.window) for other in budgets[:index]):
+        if any(kind_of(budget) == kind_of(other) for other in budgets[:index]):
             raise ConfigurationError(f"{where}: two budgets for the same, the second is {str(budget)!r}; keep one")
     return budgets
 

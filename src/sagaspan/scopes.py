@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from sagaspan.amounts import Unit
-from sagaspan.budget import Budget, Budgets, budgets_of
+from sagaspan.budget import Budget, Budgets, Window, budgets_of, kind_of
 from sagaspan.exceptions import ConfigurationError
 
 KINDS: Final = ("run", "agent", "user", "tenant", "tool", "model")
@@ -52,41 +53,90 @@ def _is_plain(name: str) -> bool:
 _REFUSED: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
+class Placed(NamedTuple):
+    """A budget of a scope, the ``pattern`` it was declared or set for, and how specific that is (``EXACT``: the scope
+    itself)."""
+
+    budget: Budget
+    pattern: str
+    rank: int
+
+
+EXACT: Final = 2 * MAX_LENGTH + 1
+
+
+def rank_of(pattern: str) -> int:
+    """How specific a glob is: by the characters that it names, then by those that it only counts (``?``)."""
+    return 2 * len(_WILD.sub("", pattern)) + len(_WILD.findall(pattern)) - pattern.count("*")
+
+
+_WILD: Final = re.compile(r"\[[^]]+\]|[*?]")
+
+
+def tightness(placed: Placed) -> tuple[bool, int]:
+    """The smaller, the less it lets by."""
+    return not placed.budget.hard, placed.budget.limit
+
+
 class BudgetBook:
-    """Budgets of scopes and globs; an exact scope wins over globs, of which the first match wins.
+    """Budgets of scopes and globs. All that fit a scope hold; of those of one unit and window the most specific does:
+    the scope itself, else the glob that names the most of it, and of two that name as much the tighter one.
 
     ``checked`` False: of the ledger, which were checked when somebody set them; what it has must not stop every call.
     """
 
     def __init__(self, budgets: Mapping[str, Budgets] | None, *, source: str = "budgets", checked: bool = True) -> None:
         self.source = source
-        self._exact: dict[str, tuple[Budget, ...]] = {}
-        self._globs: dict[str, tuple[Budget, ...]] = {}
+        self._exact: dict[str, tuple[Placed, ...]] = {}
+        self._globs: dict[str, tuple[Placed, ...]] = {}
         if budgets is not None and not isinstance(budgets, Mapping):
             raise ConfigurationError(f"{source} is a mapping of scopes to budgets, not a {type(budgets).__name__}")
         for name, value in (budgets or {}).items():
             found = budgets_of(value, where=f"{source}, {name!r}")
             if checked:
                 _check_fitting(_checked(name, source), found, source)
-            shelf = self._globs if any(character in name for character in "*?[") else self._exact
-            shelf[name] = found
+                if not found:
+                    raise ConfigurationError(
+                        f"{source}, {name!r}: no budget, which exempts nobody from one of a glob; leave it out, or "
+                        "write one with hard = false, which refuses nothing"
+                    )
+            self._exact[name] = tuple(Placed(budget, name, EXACT) for budget in found)
+            if any(character in name for character in "*?["):
+                self._globs[name] = tuple(Placed(budget, name, rank_of(name)) for budget in found)
 
-    def of(self, scope: str) -> tuple[Budget, ...]:
+    def of(self, scope: str) -> tuple[Placed, ...]:
         """The budgets of ``scope``; empty if none is declared for it."""
-        exact = self._exact.get(scope)
-        if exact is not None:
-            return exact
-        return next((found for glob, found in self._globs.items() if fnmatch.fnmatchcase(scope, glob)), ())
+        fitting = [self.exactly(scope), *(own for glob, own in self._globs.items() if fnmatch.fnmatchcase(scope, glob))]
+        best: dict[tuple[Unit, Window | None], Placed] = {}
+        for placed in (placed for own in fitting for placed in own):
+            kind = kind_of(placed.budget)
+            held = best.setdefault(kind, placed)
+            if (-placed.rank, tightness(placed)) < (-held.rank, tightness(held)):
+                best[kind] = placed
+        return tuple(best.values())
 
-    def exactly(self, scope: str) -> tuple[Budget, ...]:
+    def exactly(self, scope: str) -> tuple[Placed, ...]:
         """The budgets that name ``scope`` itself."""
         return self._exact.get(scope, ())
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._exact, *self._globs])
+        return iter(self._exact)
 
     def __len__(self) -> int:
-        return len(self._exact) + len(self._globs)
+        return len(self._exact)
+
+
+def combined(over: Mapping[str, Any] | None, under: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Two tables of budgets as one: of the same scope, unit and window that of ``over`` holds."""
+    if not over or not isinstance(under, Mapping):
+        return under or over or {}
+    tables = {**under, **over}
+    for name in over.keys() & under.keys():
+        found = budgets_of(over[name], where=f"budgets, {name!r}")
+        said = {kind_of(budget) for budget in found}
+        under_it = budgets_of(under[name], where=f"budgets, {name!r}")
+        tables[name] = [*found, *(budget for budget in under_it if kind_of(budget) not in said)]
+    return tables
 
 
 def _checked(name: object, source: str) -> str:

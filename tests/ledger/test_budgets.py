@@ -288,6 +288,9 @@ def test_an_operator_gives_one_run_more_of_a_tool(store_url: str) -> None:
     guard.set_budget("run:p/peek", "1 calls")
     with pytest.raises(BudgetExceeded), guard.run("p", id="p"):
         undeclared(1), undeclared(2)
+    with guard.run("q", id="q"):
+        undeclared(1)
+    assert "run:q/peek" not in {account.scope for account in guard.budgets.list()}
 
 
 def test_the_refusal_of_max_calls_says_where_it_is_raised(store_url: str) -> None:

@@ -38,6 +38,7 @@ _AUDITED = "tests/test_audit.py::"
 _CLI_AUDIT = "tests/cli/test_audit.py::"
 _PRUNED = "tests/test_prune.py::"
 _LOOP = "tests/middleware/test_loop.py::"
+_HOLDING = "tests/ledger/test_holding.py::"
 _ROOM = "tests/ledger/test_room.py::"
 _BUDGETS = "tests/ledger/test_budgets.py::"
 _SQLITE_BUDGETS = "src/sagaspan/stores/_sqlite_budgets.py"
@@ -4157,9 +4158,65 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c)",
         rule="What is set of all runs is no limit of one tool in one run.",
         file="src/sagaspan/ledger/limits.py",
-        old="merged(self._known.set_.exactly(scope), own)",
-        new="merged(self._known.set_.of(scope), own)",
+        old="holding(self._known.set_.exactly(scope), ",
+        new="holding(self._known.set_.of(scope), ",
         tests=(_BUDGETS + "test_an_operator_gives_one_run_more_of_a_tool",),
+    ),
+    Rule(
+        section="(c)",
+        rule="Nobody takes back a limit of another unit or window by setting one.",
+        file="src/sagaspan/ledger/holding.py",
+        old="        if kind in over and",
+        new="        if over and",
+        tests=(_HOLDING + "test_what_is_set_takes_no_declared_limit_of_another_kind_back",),
+    ),
+    Rule(
+        section="(c)",
+        rule="Of several patterns none hides the limits of another kind.",
+        file="src/sagaspan/scopes.py",
+        old="        fitting = [self.exactly(scope), *(",
+        new="        fitting = [self.exactly(scope)] if self.exactly(scope) else [*(",
+        tests=(_HOLDING + "test_limits_that_are_set_add_up",),
+    ),
+    Rule(
+        section="(c)",
+        rule="Of limits of one kind the most specific holds, whatever came first.",
+        file="src/sagaspan/scopes.py",
+        old="            if (-placed.rank, tightness(placed)) <",
+        new="            if False and (-placed.rank, tightness(placed)) <",
+        tests=(_HOLDING + "test_limits_that_are_set_add_up",),
+    ),
+    Rule(
+        section="(c)",
+        rule="A broad limit that is set loosens nothing that a program says more specifically.",
+        file="src/sagaspan/ledger/holding.py",
+        old=" and over[kind].rank >= placed.rank:",
+        new=":",
+        tests=(_HOLDING + "test_a_broad_limit_that_is_set_loosens_nothing_more_specific",),
+    ),
+    Rule(
+        section="(c)",
+        rule="Of what several parts of a program say of one scope the tightest holds.",
+        file="src/sagaspan/ledger/holding.py",
+        old="        if kind not in found or tightness(placed) <",
+        new="        if kind not in found or False and tightness(placed) <",
+        tests=(_HOLDING + "test_what_a_run_is_given_loosens_nothing_that_is_declared_of_runs",),
+    ),
+    Rule(
+        section="(c)",
+        rule="A run that is given calls keeps the money of every run.",
+        file="src/sagaspan/_guard.py",
+        old='        own = merged(budgets_of(budget, where=f"run {name!r}"), () if outer',
+        new='        own = merged(budgets_of(budget, where=f"run {name!r}"), () if outer or budget',
+        tests=(_HOLDING + "test_a_run_with_calls_of_its_own_keeps_the_money_of_every_run",),
+    ),
+    Rule(
+        section="(c)",
+        rule="A policy file takes no limit of another kind back that the code declares.",
+        file="src/sagaspan/scopes.py",
+        old="        tables[name] = [*found, *(",
+        new="        tables[name] = [*found] or [*(",
+        tests=(_HOLDING + "test_a_policy_file_takes_no_limit_of_another_kind_back",),
     ),
     Rule(
         section="(c) 5",

@@ -81,6 +81,10 @@ def set_budget(
 
     It holds from the next call on in every process, also of a scope that was never used. A SCOPE may be a glob:
     "user:*" gives each user their own. Less than what is used already admits nothing until there is room again.
+
+    Limits of other units and windows hold beside it. Of those of its own the most specific SCOPE that was set holds:
+    user:42 before "user:4*" before "user:*". It replaces what programs declare of that SCOPE or of a broader one; what
+    they declare more specifically holds beside it, so that a limit for all gives nobody more.
     """
     from sagaspan._accounts import Accounts
 
@@ -157,10 +161,18 @@ def _budgets(amount: str, per: str | None, soft: tuple[int, ...], watch: bool) -
 
 def _row(account: Account) -> tuple[object, ...]:
     left = "" if account.remaining is None else _amount(account.remaining, account)
-    by = "" if account.set_by is None else f"{account.set_by}, {when(account.set_at)}"
     return (
-        account.scope, _limit(account), _amount(account.spent, account), _amount(account.reserved, account), left, by
+        account.scope, _limit(account), _amount(account.spent, account), _amount(account.reserved, account), left,
+        _origin(account),
     )  # fmt: skip
+
+
+def _origin(account: Account) -> str:
+    """Where its limit comes from."""
+    if account.set_by is None:
+        return "" if account.limit is None else "a program"
+    what = "" if account.set_for == account.scope else f"{account.set_for}: "
+    return f"{what}{account.set_by}, {when(account.set_at)}"
 
 
 def _limit(account: Account) -> str:

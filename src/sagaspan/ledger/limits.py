@@ -22,6 +22,7 @@ from sagaspan.exceptions import BudgetExceeded, RateLimited, Refused
 from sagaspan.keys import canonical
 from sagaspan.ledger.freezes import frozen_by
 from sagaspan.ledger.freezes import refusal as frozen_refusal
+from sagaspan.ledger.holding import holding, placed_at
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord, LimitRecord, RunRecord
 from sagaspan.ledger.room import room_for
@@ -96,10 +97,13 @@ class Limits:
     ``marks_soft``: soft limits that are crossed go on record, because somebody is to be told.
     """
 
-    def __init__(self, store: Store, namespace: str, declared: BudgetBook) -> None:
+    def __init__(
+        self, store: Store, namespace: str, declared: BudgetBook, *, of_every_run: tuple[Budget, ...] = ()
+    ) -> None:
         self._store = store
         self._namespace = namespace
         self._declared = declared
+        self._of_every_run = of_every_run
         self.marks_soft = False
         self.observes = False
         self._take(0, _NO_BOOK, ())
@@ -108,10 +112,10 @@ class Limits:
         # One tuple: a claim in another thread sees the limits with their version, or neither.
         self._known: _Known = _Known(version, set_, {}, {}, freezes)
 
-    def declare(self, budgets: BudgetBook) -> None:
+    def declare(self, budgets: BudgetBook, of_every_run: tuple[Budget, ...]) -> None:
         """Go by other budgets of the guard from the next claim on."""
         known = self._known
-        self._declared = budgets
+        self._declared, self._of_every_run = budgets, of_every_run
         self._take(known.version, known.set_, known.freezes)
 
     @property
@@ -135,12 +139,15 @@ class Limits:
             self._take(version, BudgetBook(by_pattern, source="limits", checked=False), freezes)
         return version != (known if since is None else since)
 
-    def of(self, scope: str) -> tuple[Budget, ...]:
-        """The budgets of a scope: what an operator set over what the guard declares, unit by unit, window by window."""
+    def of(self, scope: str, own: tuple[Budget, ...] = ()) -> tuple[Budget, ...]:
+        """The budgets of a scope: those that operators set, that the guard declares, and its ``own`` (of a run)."""
         known = self._known
+        if own:
+            given = placed_at(scope, own, self._of_every_run)
+            return holding(known.set_.of(scope), self._declared.of(scope), given)
         budgets = known.found.get(scope)
         if budgets is None:
-            budgets = known.found[scope] = merged(known.set_.of(scope), self._declared.of(scope))
+            budgets = known.found[scope] = holding(known.set_.of(scope), self._declared.of(scope))
             if len(known.found) > _REMEMBERED:
                 known.found.clear()
         return budgets
@@ -196,7 +203,7 @@ class Limits:
             plan = plans[key] = _planned(
                 call.purse,
                 [
-                    *((scope, budget) for scope, own in call.purse for budget in merged(self.of(scope), own)),
+                    *((scope, budget) for scope, own in call.purse for budget in self.of(scope, own)),
                     *((scope, budget) for scope in _scopes_of(call) for budget in self.of(scope)),
                     *self._of_tool_in_run(call),
                 ],
@@ -207,7 +214,7 @@ class Limits:
         """What one tool may use in one run: the policy's ``max_calls``, and what an operator set of just that."""
         scope, most = _scope_of_tool_in_run(call), call.tool.policy.max_calls
         own = () if most is None else (Budget(limit=most, unit=Unit.CALLS, soft=()),)
-        return [(scope, budget) for budget in merged(self._known.set_.exactly(scope), own)]
+        return [(scope, budget) for budget in holding(self._known.set_.exactly(scope), placed_at(scope, own))]
 
     def hold(self, call: Call) -> bool:
         """Whether a hard budget, a rate or a freeze holds for ``call``, as far as this process knows."""
@@ -295,14 +302,6 @@ class Limits:
 
 _REMEMBERED: Final = 10_000
 _WHEN_ENDED: Final = "The run goes on: call again when they have ended, or let fewer calls run at once"
-
-
-def merged(over: Sequence[Budget], under: Sequence[Budget]) -> tuple[Budget, ...]:
-    """``over`` with those of ``under`` that it says nothing of."""
-    if not over:
-        return tuple(under)
-    said = {(budget.unit, budget.window) for budget in over}
-    return (*over, *(budget for budget in under if (budget.unit, budget.window) not in said))
 
 
 def row_of(namespace: str, scope: str, budget: Budget, at_us: int) -> BudgetRecord:

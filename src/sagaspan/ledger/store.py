@@ -163,7 +163,8 @@ class UsageChange:
 class LimitChange:
     """Save a limit and move the controls of its namespace on by one; every later claim sees it.
 
-    ``removes``: delete it, if it is still what ``record`` says, and let nobody see its cap any more.
+    The caps of all budgets that it holds for are forgotten, until a claim finds what holds now. ``removes``: delete it,
+    if it is still what ``record`` says.
     """
 
     record: LimitRecord

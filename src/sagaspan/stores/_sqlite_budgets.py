@@ -45,8 +45,11 @@ insert into limits ({", ".join(columns.LIMIT_COLUMNS)}) values ({", ".join("?" *
 _UNSET_LIMIT: Final = """
 delete from limits where namespace = ? and pattern = ? and unit = ? and window = ? and at_us = ?
 """
-# The next claim finds what is declared; until then the accounts must not show what nobody sets any more.
-_FORGET_CAP: Final = "update budgets set cap = null where namespace = ? and scope glob ? and unit = ? and window = ?"
+# The next claim finds what holds; until then the accounts must not show what held before.
+_FORGET_CAP: Final = """
+update budgets set cap = null
+ where namespace = ?1 and (scope = ?2 or scope glob ?2) and unit = ?3 and window = ?4 and cap is not null
+"""
 _MOVE_CONTROLS: Final = """
 insert into controls (namespace, version) values (?, 1) on conflict do update set version = version + 1
 """
@@ -198,11 +201,11 @@ def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:
 
 def _save_limit(connection: sqlite3.Connection, change: LimitChange) -> bool:
     limit, saved = change.record, True
+    name = (limit.namespace, limit.pattern, limit.unit, limit.window)
     if change.removes:
-        name = (limit.namespace, limit.pattern, limit.unit, limit.window)
         saved = connection.execute(_UNSET_LIMIT, (*name, limit.at_us)).rowcount == 1
-        connection.execute(_FORGET_CAP, name)
     else:
         connection.execute(_SET_LIMIT, columns.limit_values(limit))
+    connection.execute(_FORGET_CAP, name)
     connection.execute(_MOVE_CONTROLS, (limit.namespace,))
     return saved
