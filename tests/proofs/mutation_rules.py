@@ -49,6 +49,9 @@ _RESOLUTION = "src/sagaspan/ledger/resolution.py"
 _JUDGEMENT = "src/sagaspan/ledger/judgement.py"
 _LEASES = "src/sagaspan/ledger/leases.py"
 _SQLITE = "src/sagaspan/stores/sqlite.py"
+_SQLITE_CHANGES = "src/sagaspan/stores/_sqlite_changes.py"
+_SQLITE_FORGETTING = "src/sagaspan/stores/_sqlite_forgetting.py"
+_READING = "src/sagaspan/stores/_reading.py"
 _OWNER = "src/sagaspan/_owner.py"
 _OUTCOME = "src/sagaspan/_outcome.py"
 _SAGA = "src/sagaspan/_saga.py"
@@ -207,7 +210,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(a) 4",
         rule="A first claim needs its run at the same epoch: a worker that was taken over claims nothing.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="  from runs where namespace = ? and id = ? and epoch = ? and state = 'running'",
         new="  from runs where namespace = ? and id = ? and epoch >= ? and state = 'running'",
         tests=(_STORE + "test_claims_are_fenced", _CLAIMS + "test_a_worker_that_was_taken_over_claims_nothing"),
@@ -215,7 +218,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(a) 4",
         rule="A nested run begins only in a run that is running at the epoch its worker knows.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="    if change.outer_epoch:\n",
         new="    if False:\n",
         tests=(
@@ -226,7 +229,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(a) 4",
         rule="A repeated claim needs its run at the same epoch, too.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="       select 1 from runs where namespace = ? and id = ? and epoch = ? and state",
         new="       select 1 from runs where namespace = ? and id = ? and epoch <> ? and state",
         tests=(_STORE + "test_claims_are_fenced",),
@@ -234,7 +237,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(a) 4",
         rule="A run that has ended takes no claim.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="and epoch = ? and state = 'running' and {_CONTROLS})",
         new="and epoch = ? and {_CONTROLS})",
         tests=(_STORE + "test_claims_are_fenced",),
@@ -242,7 +245,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(a) 4",
         rule="A call is saved only over the version that was read.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old='_UPDATE_CALL: Final = f"update calls set {_sets(columns.CALL_CHANGING)} where id = ? and version = ?"',
         new='_UPDATE_CALL: Final = f"update calls set {_sets(columns.CALL_CHANGING)} where id = ? and version >= ?"',
         tests=(_STORE + "test_a_change_of_another_version_saves_nothing",),
@@ -250,7 +253,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(a) 4",
         rule="A call is claimed again only over the version that was read: of two that try, one does.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old=" where id = ? and version = ?\n   and exists",
         new=" where id = ? and version >= ?\n   and exists",
         tests=(_STORE + "test_a_change_of_another_version_saves_nothing",),
@@ -258,7 +261,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 10",
         rule="A run is saved only over the version that was read: of many recoverers one takes it.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="where namespace = ? and id = ? and version = ?",
         new="where namespace = ? and id = ? and version >= ?",
         tests=(_RECOVERIES + "test_eight_recoverers_take_each_run_once",),
@@ -266,7 +269,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(a) 1",
         rule="One key, one record: a second claim of it saves nothing.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="    on conflict (namespace, scope, tool, key) do nothing",
         new="    on conflict (namespace, scope, tool, key) do update set owner = excluded.owner",
         tests=(_CLAIMS + "test_threads_join_an_equal_call",),
@@ -952,7 +955,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 3",
         rule="A call that is claimed again takes its place in the order anew.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old=", claim_seq = last_insert_rowid()\n",
         new="\n",
         tests=(_STORE + "test_claim_order_is_the_order_of_starting",),
@@ -1246,7 +1249,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 12",
         rule="A lock that was taken since it was found free is refused.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="where namespace = ? and name = ? and version = ?\n",
         new="where namespace = ? and name = ? and version <= 1 + ?\n",
         tests=(_LOCKS + "test_a_run_that_comes_back_to_life_at_the_same_moment_has_its_lock",),
@@ -1389,7 +1392,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 6",
         rule="The barrier of a pivot is part of its claim.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="        return all(step in change.but for (step,) in found)\n",
         new="        return bool(found) or True\n",
         tests=(_PIVOTS + "test_a_step_that_starts_at_the_same_moment_is_seen",),
@@ -1397,7 +1400,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(b) 6",
         rule="The barrier of a pivot covers the whole saga, nested runs too.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="   and run_id in (select id from saga)\n",
         new="   and run_id = ?2\n",
         tests=(_PIVOTS + "test_it_does_not_start_while_an_earlier_step_is_in_doubt",),
@@ -1697,7 +1700,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="design 4.3",
         rule="A claim under limits that were changed meanwhile is refused.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="where controls.namespace = runs.namespace), 0) = ?",
         new="where controls.namespace = runs.namespace), 0) >= ?",
         tests=(_BUDGETS + "test_a_limit_set_at_run_time_holds_at_the_next_claim",),
@@ -1729,7 +1732,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(c) 5",
         rule="What pruned calls spent stays spent.",
-        file=_SQLITE,
+        file=_SQLITE_FORGETTING,
         old='        budgets.forget_spending(connection, "c.namespace = ? and c.run_id = ?", whose)\n',
         new="",
         tests=(_ACCOUNTS + "test_the_books_agree",),
@@ -2687,7 +2690,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(d) 2",
         rule="The database itself uses an approval only for its digest, its policy and in time.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="{_UPDATE_APPROVAL} and state = 'approved' and digest = ? and policy = ? and expires_us > ?",
         new="{_UPDATE_APPROVAL} and ? is not null and ? is not null and ? is not null",
         tests=(_APPROVALS + "test_the_database_itself_uses_an_approval_only_as_it_was_given",),
@@ -3022,9 +3025,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(c) 5",
         rule="Nobody is asked to decide about a call of a model.",
-        file=_SQLITE,
-        old="{_OPEN} and not {_NOBODY_S}{within}",
-        new="{_OPEN}{within}",
+        file=_READING,
+        old="{OPEN} and not {_NOBODY_S}{within}",
+        new="{OPEN}{within}",
         tests=(_METERING + "test_nobody_has_to_decide_about_a_model_s_call",),
     ),
     Rule(
@@ -3260,7 +3263,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="notifications",
         rule="Soft limits are on record with the spending that crosses them.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="                    chains.append(connection, mark.audit)\n",
         new="                    pass\n",
         tests=(_NOTIFIED + "test_a_soft_limit_is_told_of_when_it_is_crossed",),
@@ -3444,7 +3447,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(d) 8",
         rule="What is rolled back leaves no hole in its chain.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="            chains.forget()  # what it appended is rolled back\n",
         new="",
         tests=(_CHAINS + "test_what_is_rolled_back_is_remembered_by_nobody",),
@@ -3598,7 +3601,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(d) 8",
         rule="A limit that is set is in a chain.",
-        file=_SQLITE,
+        file=_SQLITE_CHANGES,
         old="    chains.append(connection, change.audit, audit.content_of(change))\n",
         new="    if not isinstance(change, LimitChange):\n        chains.append(connection, change.audit, audit.content_of(change))\n",
         tests=(_CHAINS + "test_every_transition_is_a_link_of_its_run",),

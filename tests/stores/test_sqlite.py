@@ -311,7 +311,9 @@ def test_claim_order_is_the_order_of_starting(store: Store) -> None:
     assert [call.id for call in store.calls_of("n", "r")] == ["b", "a"]
 
 
-@pytest.mark.parametrize("prefix", ["a*", "a?", "a[b]", "a]", "a^-", "a'b\"; --", "a%_", "a\\"])
+@pytest.mark.parametrize(
+    "prefix", ["a*", "a?", "a[b]", "a]", "a^-", "a'b\"; --", "a%_", "a\\", "a\ud7ff", "a\U0010ffff"]
+)
 def test_prefixes_are_literal(store: Store, prefix: str) -> None:
     """Characters that mean something to GLOB or SQL match only themselves."""
     for name in (f"{prefix}1", f"{prefix}2", "ab1", "aXY"):

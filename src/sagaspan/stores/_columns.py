@@ -15,6 +15,7 @@ from sagaspan.ledger.records import (
     BudgetRecord,
     CallRecord,
     CallState,
+    ChainedRow,
     DeliveryRecord,
     FreezeRecord,
     LeaseRecord,
@@ -127,6 +128,18 @@ def approval_record(row: Sequence[Any]) -> ApprovalRecord:
     with contextlib.suppress(ValueError):
         values["state"] = ApprovalState(values["state"])
     return ApprovalRecord(**values)
+
+
+def chained_row(row: Sequence[Any]) -> ChainedRow:
+    """The row of the columns seq, number, content, hash and those of ``AUDIT_COLUMNS``."""
+    seq, number, content, digest, *values = row
+    return ChainedRow(seq, number, content, digest, audit_row(values))
+
+
+def delivery_record(row: Sequence[Any]) -> DeliveryRecord:
+    """What is to be delivered, of a row selected by ``DELIVERY_COLUMNS``."""
+    values = dict(zip(DELIVERY_COLUMNS, row, strict=True))
+    return DeliveryRecord(**{**values, "dead": bool(values["dead"])})
 
 
 def lock_record(row: Sequence[Any]) -> LockRecord:

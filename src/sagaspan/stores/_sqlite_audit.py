@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any, Final
+from typing import Final
 
 from sagaspan._clock import now_us
 from sagaspan.ledger import chain, contents
 from sagaspan.ledger.chain import START, Gap, Link
-from sagaspan.ledger.records import AuditRow, ChainedRow
+from sagaspan.ledger.records import AuditRow
 from sagaspan.ledger.store import ApprovalChange, CallChange, FreezeChange, LimitChange, NoteChange, RunChange
 from sagaspan.stores import _columns as columns
 
@@ -24,10 +24,6 @@ select number, hash from audit
  where namespace = ? and run_id = ? and seq < ? and hash is not null
  order by seq desc limit 1
 """
-CHAINED: Final = f"""
-select seq, number, content, hash, {_NAMES} from audit
- where namespace = ? and run_id = ? and seq > ? order by seq limit ?
-"""  # noqa: S608
 # From one to the next along the index: as many steps as there are chains, however many rows.
 CHAINS: Final = """
 with recursive found (namespace, run_id, at) as (
@@ -99,12 +95,6 @@ def head_of(connection: sqlite3.Connection, namespace: str, run_id: str, *, befo
     """The last link of a chain before a row of the ledger."""
     row = connection.execute(_HEAD, (namespace, run_id, before)).fetchone()
     return START if row is None else (row[0], row[1])
-
-
-def chained_row(row: tuple[Any, ...]) -> ChainedRow:
-    """The row of a selection by ``CHAINED``."""
-    seq, number, content, digest, *values = row
-    return ChainedRow(seq, number, content, digest, columns.audit_row(values))
 
 
 # -- forgetting ----------------------------------------------------------------------------------------------------
