@@ -10,17 +10,22 @@ import logging
 import os
 import subprocess
 import textwrap
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import Guard, Run
+from sagaspan import _metrics as ours
+from sagaspan.ledger import watching
 from sagaspan.stores import sqlite
 from tests.nursery import Forked, Nursery
 from tests.providers.server import ModelServer
@@ -71,6 +76,22 @@ def provider() -> Iterator[TracerProvider]:
     """A tracer provider of this test's own."""
     provider = TracerProvider(shutdown_on_exit=False)
     yield provider
+    provider.shutdown()
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
+    """What is measured from here on."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    monkeypatch.setattr("opentelemetry.metrics.get_meter", provider.get_meter)
+    monkeypatch.setattr(watching, "_stores", weakref.WeakSet())
+    made = (ours._counter, ours._histogram, ours._gauge)
+    for instruments in made:
+        instruments.cache_clear()
+    yield reader
+    for instruments in made:
+        instruments.cache_clear()
     provider.shutdown()
 
 

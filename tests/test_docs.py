@@ -34,6 +34,14 @@ def _names() -> str:
     return "\n".join(rows)
 
 
+def _metrics() -> str:
+    rows = ["| metric | kind, unit | what it counts | dimensions |", "| --- | --- | --- | --- |"]
+    for name, metric in semconv.METRICS.items():
+        dimensions = ", ".join(f"`{one}`" for one in metric.dimensions) or "none"
+        rows.append(f"| `{name}` | {metric.kind}, {metric.unit.strip('{}')} | {metric.meaning} | {dimensions} |")
+    return "\n".join(rows)
+
+
 def _commands(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
     settings = command.context_settings | {"max_content_width": 100, "terminal_width": 100}
     context = click.Context(command, info_name=name, parent=parent, **settings)
@@ -86,6 +94,7 @@ GENERATED = {
     ("concepts.md", "call states"): lambda: _transitions(dict(CALL_TABLE)),
     ("approvals.md", "approval states"): lambda: _transitions(dict(APPROVAL_TABLE)),
     ("concepts.md", "run states"): lambda: _transitions(dict(RUN_TABLE)),
+    ("telemetry.md", "metrics"): _metrics,
     ("telemetry.md", "names"): _names,
     ("cli.md", "commands"): lambda: "\n".join(_commands(cli, "sagaspan")).rstrip(),
 }

@@ -290,7 +290,7 @@ class LlmCall:
 
     async def _let_by(self, what: str, backend: Backend) -> None:
         call = self._make_call(backend)
-        await let_by(self._engine, call, what, llm_spans.opening(self._asked, call, None))
+        await let_by(self._engine, call, what, self._asked)
 
     # -- the two ends --------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class LlmCall:
             self._claim = await self._claimed(call)
         except BaseException as error:
             self._busy.close()
-            spans.end(self._span, {semconv.CALL_EXECUTED: False}, error)
+            llm_spans.refused(self._asked, self._span, error)
             live.drop(self._secrets)
             if inside is not None and isinstance(error, BudgetExceeded) and not error.in_flight:
                 inside.doom(error)
@@ -426,7 +426,7 @@ class LlmCall:
             self._record_output()
             ending = self._ending(error)
             llm_spans.close(self._span, ending)
-            llm_spans.measure(self._asked, ending)
+            llm_spans.measure(self._asked, ending, self._span)
             live.drop(self._secrets)
 
     def _ending(self, error: BaseException | None) -> llm_spans.Ending:

@@ -12,6 +12,7 @@ from sagaspan import _metrics as metrics
 from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._call import Call
+from sagaspan.exceptions import SagaspanError
 from sagaspan.ledger.records import CallState, UsageRecord
 from sagaspan.llm.prices import Price
 from sagaspan.llm.usage import Usage
@@ -81,8 +82,15 @@ def close(span: Span, ending: Ending) -> None:
     spans.end(span, attributes, ending.error)
 
 
+def refused(asked: Asked, span: Span, error: BaseException) -> None:
+    """It was not sent."""
+    spans.end(span, {semconv.CALL_EXECUTED: False}, error)
+    if isinstance(error, SagaspanError):
+        metrics.refused(semconv.GEN_AI_REQUEST_MODEL, asked.model, spans.error_type(error), span)
+
+
 @spans.harmless(None)
-def measure(asked: Asked, ending: Ending) -> None:
+def measure(asked: Asked, ending: Ending, span: Span) -> None:
     """Count it: its duration, its tokens, its cost."""
     attributes: dict[str, AttributeValue] = {
         semconv.GEN_AI_OPERATION_NAME: asked.operation, semconv.GEN_AI_REQUEST_MODEL: asked.model,
@@ -95,4 +103,4 @@ def measure(asked: Asked, ending: Ending) -> None:
         attributes[semconv.ERROR_TYPE] = spans.error_type(ending.error)
     usage = ending.usage
     tokens = None if usage is None else (usage.input_tokens, usage.output_tokens)
-    metrics.model_call(ending.seconds, tokens, attributes)
+    metrics.model_call(ending.seconds, tokens, attributes, span)

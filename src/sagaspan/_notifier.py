@@ -18,6 +18,7 @@ from typing import Final
 
 from sagaspan import _clock as clock
 from sagaspan import _fork as fork
+from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
 from sagaspan._clock import monotonic, now_us
 from sagaspan._post import Unsent, post
@@ -176,6 +177,7 @@ class Notifier:
         problem, final = self._posted(record, seconds)
         if problem is None:
             self._store.commit([DeliveryChange(tried, done=True)], synced=False)
+            metrics.notified(record.kind, "delivered")
             return True
         dead = final or tried.attempts >= ATTEMPTS
         if dead:
@@ -184,6 +186,7 @@ class Notifier:
             )
         failed = replace(tried, error=problem, dead=dead, next_us=_in(_pause(record)))
         self._store.commit([DeliveryChange(failed, tried.attempts)], synced=False)
+        metrics.notified(record.kind, "given_up" if dead else "failed")
         return False
 
     def _posted(self, record: DeliveryRecord, seconds: float) -> tuple[str | None, bool]:

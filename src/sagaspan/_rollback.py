@@ -13,6 +13,7 @@ from typing import Final
 
 from opentelemetry.trace import Span, Tracer
 
+from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
 from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
@@ -106,6 +107,7 @@ class Rollback:
                 return Undone(undone=tuple(undone), failed=tuple(failed), unfinished=tuple(unfinished), queued=queued)
             if not await self._backend.io(self._goes_on, step):
                 step = await self._undo(step, compensation)
+                metrics.compensated(step.tool, str(step.state))
             (undone if step.state is CallState.COMPENSATED else failed).append(call_info(step))
             if await self._backend.io(self._goes_on, step):
                 unfinished.append(call_info(step))
@@ -147,6 +149,8 @@ class Rollback:
             },
             ended.error,
         )
+        if executed:
+            metrics.ran(call.tool.name, self._run.agent, record, ended.error, call.span)
 
     # -- records ---------------------------------------------------------------------------------------------
 

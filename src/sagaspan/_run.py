@@ -21,6 +21,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 from sagaspan import _completion as completion
 from sagaspan import _fork as fork
 from sagaspan import _live as live
+from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
@@ -28,7 +29,7 @@ from sagaspan import _undo as undo
 from sagaspan import codecs, semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call, Purse, Result
-from sagaspan._clock import monotonic
+from sagaspan._clock import monotonic, now_us
 from sagaspan._compensation import same_callable
 from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._endings import PIVOT, Ending, ending_of
@@ -536,6 +537,9 @@ class Run:
         if not self.replaying and self.record.on_record:
             owner.drop(saga.token(self.engine.store, self.record))
         spans.end(self._span, self._closing(), error)
+        if not self.replaying:
+            seconds = (now_us() - self.record.started_us) / 1e6
+            metrics.run_ended(self.name, str(self.record.state), self.record.reason, seconds, self._span)
         live.drop(self._secrets)
         self._secrets = []
 
@@ -827,7 +831,7 @@ def _opening(record: RunRecord) -> dict[str, str]:
     attributes = {
         semconv.RUN_ID: record.id,
         semconv.RUN_NAME: record.name,
-        semconv.OPENINFERENCE_SPAN_KIND: "CHAIN",
+        semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_CHAIN,
     }
     optional = (
         (semconv.RUN_PARENT_ID, record.parent_id),

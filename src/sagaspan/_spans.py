@@ -13,7 +13,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, cast
 
 from opentelemetry import trace
 from opentelemetry.trace import (
@@ -30,7 +30,7 @@ from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _live as live
 from sagaspan import semconv
-from sagaspan.exceptions import ApprovalPending, BudgetExceeded, SagaspanError
+from sagaspan.exceptions import ApprovalPending, BudgetExceeded, SagaspanError, ScopeFrozen
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def _log_once(where: str) -> None:
 
 def tracer_of(provider: TracerProvider | None) -> Tracer:
     """The tracer of this library from ``provider`` (None: the global one, also if it is set later)."""
-    return trace.get_tracer("sagaspan", _version(), provider, semconv.SCHEMA_URL)
+    return trace.get_tracer("sagaspan", version_of(), provider, semconv.SCHEMA_URL)
 
 
 @harmless(_NO_SPAN)
@@ -96,17 +96,50 @@ def end(span: Span, attributes: Mapping[str, AttributeValue], error: BaseExcepti
     if not span.is_recording():
         return
     try:
-        span.set_attributes(attributes)
-        if error is not None and not isinstance(error, ApprovalPending):
-            span.set_attribute(semconv.ERROR_TYPE, error_type(error))
-            if isinstance(error, BudgetExceeded):
-                span.set_attribute(semconv.BUDGET_SCOPE, error.scope)
-            captured = captures_content()
-            if captured and error.__traceback__ is not None:
-                span.set_attribute(semconv.EXCEPTION_STACKTRACE, _stack(error))
-            span.set_status(StatusCode.ERROR, content(error_message(error) or "") if captured else None)
+        tell(span, attributes, error)
     finally:
         span.end()
+
+
+@harmless(None)
+def tell(span: Span, attributes: Mapping[str, AttributeValue], error: BaseException | None = None) -> None:
+    """As ``end`` for a span that somebody else ends."""
+    span.set_attributes(attributes)
+    if error is None or isinstance(error, ApprovalPending):
+        return
+    span.set_attribute(semconv.ERROR_TYPE, error_type(error))
+    if isinstance(error, BudgetExceeded):
+        span.set_attribute(semconv.BUDGET_SCOPE, error.scope)
+    elif isinstance(error, ScopeFrozen):
+        span.set_attribute(semconv.FREEZE_SCOPE, error.scope)
+    captured = captures_content()
+    if captured and error.__traceback__ is not None:
+        span.set_attribute(semconv.EXCEPTION_STACKTRACE, _stack(error))
+    span.set_status(StatusCode.ERROR, content(error_message(error) or "") if captured else None)
+
+
+@harmless(cast("Span | None", None))
+def opened_for(tool: str) -> Span | None:
+    """The current span, if another instrumentation opened it for this very call of ``tool``; None else.
+
+    To open one more would count the call twice on every dashboard. One that a call has already is not given to the
+    next one: a tool may call itself, or be called again, under the same foreign span.
+    """
+    span = trace.get_current_span()
+    if not span.is_recording():
+        return None
+    attributes = getattr(span, "attributes", None)
+    if not attributes or semconv.CALL_PHASE in attributes:  # ours, or taken
+        return None
+    if attributes.get(semconv.GEN_AI_OPERATION_NAME) == semconv.OPERATION_EXECUTE_TOOL:
+        named = attributes.get(semconv.GEN_AI_TOOL_NAME)
+    elif attributes.get(semconv.OPENINFERENCE_SPAN_KIND) == semconv.KIND_TOOL:
+        named = attributes.get(semconv.OPENINFERENCE_TOOL_NAME, getattr(span, "name", None))
+    elif attributes.get(semconv.TRACELOOP_SPAN_KIND) == "tool":
+        named = attributes.get(semconv.TRACELOOP_ENTITY_NAME)
+    else:
+        return None
+    return span if named == tool else None
 
 
 @harmless(None)
@@ -189,7 +222,8 @@ def link_to(traceparent: str | None, kind: str) -> list[Link] | None:
 
 
 @functools.cache
-def _version() -> str:
+def version_of() -> str:
+    """The version of this library."""
     try:
         return version("sagaspan")
     except PackageNotFoundError:

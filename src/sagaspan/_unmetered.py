@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from opentelemetry.util.types import AttributeValue
-
+from sagaspan import _llm_spans as llm_spans
 from sagaspan import _spans as spans
-from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan.exceptions import PolicyDenied, StoreUnavailable
 
@@ -16,8 +13,8 @@ if TYPE_CHECKING:
     from sagaspan._engine import Engine
 
 
-async def let_by(engine: Engine, call: Call, what: str, attributes: Mapping[str, AttributeValue]) -> None:
-    """Let ``what`` by, which ``call`` stands for; ``attributes`` are of the span of a refusal.
+async def let_by(engine: Engine, call: Call, what: str, asked: llm_spans.Asked) -> None:
+    """Let ``what`` by, which ``call`` stands for.
 
     Raises ``PolicyDenied`` where a hard budget of money holds, which it would escape, or ``StoreError``.
     """
@@ -34,6 +31,6 @@ async def let_by(engine: Engine, call: Call, what: str, attributes: Mapping[str,
         "that is not guarded, within `with guard.llm_call(MODEL, ...) as call:` and with call.settle(...); or give "
         "the run a soft budget (hard=False)"
     )
-    span = spans.start(engine.tracer, call.tool.name, attributes)
-    spans.end(span, {semconv.CALL_EXECUTED: False}, error)
+    span = spans.start(engine.tracer, call.tool.name, llm_spans.opening(asked, call, None))
+    llm_spans.refused(asked, span, error)
     raise error

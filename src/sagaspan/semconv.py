@@ -2,12 +2,12 @@
 
 The ``gen_ai.*`` names follow the OpenTelemetry GenAI semantic conventions (status: Development). They are
 constants of our own because the published Python package marks its copies as deprecated and names no successor.
-Ours live under ``sagaspan.*``. The table in ``docs/telemetry.md`` is generated from this module.
+Ours live under ``sagaspan.*``. The tables in ``docs/telemetry.md`` are generated from this module.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
 
@@ -80,7 +80,6 @@ APPROVAL_OUTCOME: Final = "sagaspan.approval.outcome"
 APPROVAL_CHANNEL: Final = "sagaspan.approval.channel"
 APPROVAL_WAIT_MS: Final = "sagaspan.approval.wait_ms"
 LINK_ASKED: Final = "asked"
-KIND_GUARDRAIL: Final = "GUARDRAIL"
 
 # -- budgets -----------------------------------------------------------------------------------------------
 EVENT_SOFT_LIMIT: Final = "sagaspan.budget.soft_limit"
@@ -91,16 +90,17 @@ BUDGET_WINDOW: Final = "sagaspan.budget.window"
 BUDGET_LIMIT: Final = "sagaspan.budget.limit"
 BUDGET_PERCENT: Final = "sagaspan.budget.percent"
 
-# -- metrics -----------------------------------------------------------------------------------------------
-METRIC_SOFT_LIMITS: Final = "sagaspan.budget.soft_limits"
-METRIC_BUDGET_REFUSALS: Final = "sagaspan.budget.refusals"
-METRIC_APPROVALS_PENDING: Final = "sagaspan.approvals.pending"
-METRIC_APPROVALS_DECIDED: Final = "sagaspan.approvals.decided"
-METRIC_APPROVAL_WAIT: Final = "sagaspan.approval.wait.duration"
-METRIC_COST: Final = "sagaspan.cost"
-METRIC_TOKEN_USAGE: Final = "gen_ai.client.token.usage"  # noqa: S105 - no password
-METRIC_OPERATION_DURATION: Final = "gen_ai.client.operation.duration"
-GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
+# -- kinds of our own spans, in OpenInference's words ----------------------------------------------------------
+KIND_CHAIN: Final = "CHAIN"
+KIND_GUARDRAIL: Final = "GUARDRAIL"
+KIND_TOOL: Final = "TOOL"
+
+# -- freezes, probes, loops, notifications --------------------------------------------------------------------------
+FREEZE_SCOPE: Final = "sagaspan.freeze.scope"
+PROBE_ANSWER: Final = "sagaspan.probe.answer"
+LOOP_KIND: Final = "sagaspan.loop.kind"
+NOTIFICATION_KIND: Final = "sagaspan.notification.kind"
+NOTIFICATION_OUTCOME: Final = "sagaspan.notification.outcome"
 
 # -- span names --------------------------------------------------------------------------------------------
 SPAN_MODEL: Final = "{operation} {model}"
@@ -193,3 +193,109 @@ REASONING_TOKENS_ALIASES: Final = (
 
 # -- environment -------------------------------------------------------------------------------------------
 ENV_CAPTURE_CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+# -- metrics -----------------------------------------------------------------------------------------------
+GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
+METRIC_TOOL_DURATION: Final = "gen_ai.execute_tool.duration"
+METRIC_OPERATION_DURATION: Final = "gen_ai.client.operation.duration"
+METRIC_TOKEN_USAGE: Final = "gen_ai.client.token.usage"  # noqa: S105 - no password
+METRIC_RUN_DURATION: Final = "sagaspan.run.duration"
+METRIC_RUN_COMPLETIONS: Final = "sagaspan.run.completions"
+METRIC_OUTCOMES: Final = "sagaspan.idempotency.outcomes"
+METRIC_REFUSALS: Final = "sagaspan.refusals"
+METRIC_RETRIES: Final = "sagaspan.retries"
+METRIC_UNKNOWN: Final = "sagaspan.calls.unknown"
+METRIC_UNRESOLVED: Final = "sagaspan.calls.unresolved"
+METRIC_PROBES: Final = "sagaspan.probes"
+METRIC_COMPENSATIONS: Final = "sagaspan.compensations"
+METRIC_NUDGES: Final = "sagaspan.loop.nudges"
+METRIC_COST: Final = "sagaspan.cost"
+METRIC_SOFT_LIMITS: Final = "sagaspan.budget.soft_limits"
+METRIC_BUDGET_REFUSALS: Final = "sagaspan.budget.refusals"
+METRIC_APPROVALS_PENDING: Final = "sagaspan.approvals.pending"
+METRIC_APPROVALS_DECIDED: Final = "sagaspan.approvals.decided"
+METRIC_APPROVAL_WAIT: Final = "sagaspan.approval.wait.duration"
+METRIC_NOTIFICATIONS: Final = "sagaspan.notifications"
+
+COUNTER: Final = "counter"
+HISTOGRAM: Final = "histogram"
+GAUGE: Final = "gauge"
+_SECONDS: Final = tuple(0.01 * 2**n for n in range(14))  # the conventions' own boundaries, to 81.92 s
+_LONG_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
+_WAITS: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 28_800.0, 86_400.0, 604_800.0)
+_TOKENS: Final = tuple(float(4**n) for n in range(14))
+
+
+class Metric(NamedTuple):
+    """One metric: what it is, and the attributes that it may have."""
+
+    kind: str
+    unit: str
+    meaning: str
+    dimensions: tuple[str, ...]
+    buckets: tuple[float, ...] | None = None
+
+
+_MODEL: Final = (GEN_AI_OPERATION_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_PROVIDER_NAME)
+_DECISION: Final = (GEN_AI_TOOL_NAME, APPROVAL_OUTCOME, APPROVAL_CHANNEL)
+METRICS: Final[dict[str, Metric]] = {
+    METRIC_TOOL_DURATION: Metric(
+        HISTOGRAM, "s", "How long bodies of tools run, all attempts together; also those of compensations",
+        (GEN_AI_TOOL_NAME, GEN_AI_TOOL_TYPE, GEN_AI_AGENT_NAME, ERROR_TYPE), _SECONDS,
+    ),
+    METRIC_OPERATION_DURATION: Metric(
+        HISTOGRAM, "s", "How long calls of models take", (*_MODEL, ERROR_TYPE), _SECONDS
+    ),
+    METRIC_TOKEN_USAGE: Metric(
+        HISTOGRAM, "{token}", "Tokens that calls of models use", (*_MODEL, GEN_AI_TOKEN_TYPE, ERROR_TYPE), _TOKENS
+    ),
+    METRIC_RUN_DURATION: Metric(
+        HISTOGRAM, "s", "How long runs take, from being entered to being left", (RUN_NAME, RUN_STATE), _LONG_SECONDS
+    ),
+    METRIC_RUN_COMPLETIONS: Metric(
+        COUNTER, "{run}", "How runs ended when they were left, recovered or undone", (RUN_NAME, RUN_STATE, RUN_REASON)
+    ),
+    METRIC_OUTCOMES: Metric(
+        COUNTER, "{call}", "Calls by how they were answered: executed, replayed, joined, scheduled, conflict",
+        (GEN_AI_TOOL_NAME, IDEMPOTENCY_OUTCOME),
+    ),
+    METRIC_REFUSALS: Metric(
+        COUNTER, "{call}", "Calls that were refused, whatever refused them",
+        (GEN_AI_TOOL_NAME, GEN_AI_REQUEST_MODEL, ERROR_TYPE),
+    ),
+    METRIC_RETRIES: Metric(
+        COUNTER, "{attempt}", "Attempts after the first, by the error that made them", (GEN_AI_TOOL_NAME, ERROR_TYPE)
+    ),
+    METRIC_UNKNOWN: Metric(
+        COUNTER, "{call}", "Calls that began, and of which nobody knew whether they happened", (GEN_AI_TOOL_NAME,)
+    ),
+    METRIC_UNRESOLVED: Metric(GAUGE, "{call}", "Calls in doubt that nothing has decided yet, in the ledger", ()),
+    METRIC_PROBES: Metric(
+        COUNTER, "{probe}", "Probes that were asked, by what they said: applied, not_applied, unsure",
+        (GEN_AI_TOOL_NAME, PROBE_ANSWER),
+    ),
+    METRIC_COMPENSATIONS: Metric(
+        COUNTER, "{call}", "Steps that were undone (compensated), or could not be (compensation_failed)",
+        (GEN_AI_TOOL_NAME, CALL_STATE),
+    ),
+    METRIC_NUDGES: Metric(
+        COUNTER, "{call}", "Answers with the remark that the agent goes in circles", (GEN_AI_TOOL_NAME, LOOP_KIND)
+    ),
+    METRIC_COST: Metric(
+        COUNTER, "USD", "What calls of tools and models cost", (GEN_AI_TOOL_NAME, GEN_AI_REQUEST_MODEL)
+    ),
+    METRIC_SOFT_LIMITS: Metric(
+        COUNTER, "{crossing}", "Soft limits of budgets that were crossed", (BUDGET_KIND, BUDGET_UNIT, BUDGET_PERCENT)
+    ),
+    METRIC_BUDGET_REFUSALS: Metric(
+        COUNTER, "{call}", "Calls that budgets and rates refused", (ERROR_TYPE, BUDGET_KIND, BUDGET_UNIT)
+    ),
+    METRIC_APPROVALS_PENDING: Metric(GAUGE, "{request}", "Requests that wait for approval, in the ledger", ()),
+    METRIC_APPROVALS_DECIDED: Metric(COUNTER, "{request}", "Requests for approval that were decided", _DECISION),
+    METRIC_APPROVAL_WAIT: Metric(HISTOGRAM, "s", "How long requests for approval wait", _DECISION, _WAITS),
+    METRIC_NOTIFICATIONS: Metric(
+        COUNTER, "{attempt}", "Messages to hooks: delivered, failed (and sent again), given_up",
+        (NOTIFICATION_KIND, NOTIFICATION_OUTCOME),
+    ),
+}  # fmt: skip
+"""Every metric, by its name."""

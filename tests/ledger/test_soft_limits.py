@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from opentelemetry import metrics
-from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -16,20 +14,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sagaspan import Budget, BudgetExceeded, Guard, RateLimited, semconv
 from sagaspan import _metrics as ours
 from tests.conftest import Caller
-
-
-@pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
-    """What is measured from here on."""
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
-    for made in (ours._counter, ours._histogram):
-        made.cache_clear()
-    yield reader
-    for made in (ours._counter, ours._histogram):
-        made.cache_clear()
-    provider.shutdown()
 
 
 def _points(reader: InMemoryMetricReader, name: str) -> list[tuple[Any, dict[str, Any]]]:

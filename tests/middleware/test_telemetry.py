@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -147,6 +148,88 @@ def guard_provider(spans: InMemorySpanExporter) -> TracerProvider:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
     return provider
+
+
+FOREIGN = {
+    "OpenTelemetry's": {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "pay"},
+    "OpenInference's": {"openinference.span.kind": "TOOL", "tool.name": "pay"},
+    "OpenLLMetry's": {"traceloop.span.kind": "tool", "traceloop.entity.name": "pay"},
+}
+
+
+@pytest.mark.parametrize("attributes", FOREIGN.values(), ids=FOREIGN)
+def test_a_span_that_somebody_opened_for_the_call_is_adopted(
+    guard: Guard,
+    caller: Caller,
+    spans: InMemorySpanExporter,
+    provider: TracerProvider,
+    reader: InMemoryMetricReader,
+    attributes: dict[str, str],
+) -> None:
+    """It says what ours would beside what it said, and its owner ends and measures it; a second call has its own."""
+    theirs = provider.get_tracer("somebody")
+    pay = caller.tool(guard, "pay", effect="write", repeat="new")(lambda: theirs.start_span("http").end())
+
+    async def job() -> None:
+        async with caller.run(guard, "trip", id="a"):
+            with theirs.start_as_current_span("their pay", attributes={**attributes, "gen_ai.tool.type": "extension"}):
+                await caller.call(pay)
+                assert not named(spans, "their pay")
+                await caller.call(pay)
+
+    caller.play(job)
+    (adopted,), (own,), https = (named(spans, name) for name in ("their pay", "execute_tool pay", "http"))
+    said = dict(adopted.attributes or {})
+    assert attributes.items() <= said.items()
+    assert said["gen_ai.tool.type"] == "extension"
+    assert set(own.attributes or {}) <= set(said)
+    assert (said["sagaspan.run.id"], said["sagaspan.call.state"], said["gen_ai.tool.name"]) == ("a", "done", "pay")
+    assert own.parent is not None
+    assert own.parent.span_id == adopted.context.span_id
+    assert [http.parent and http.parent.span_id for http in https] == [adopted.context.span_id, own.context.span_id]
+    ran = [point.count for metric in _metrics(reader, "gen_ai.execute_tool.duration") for point in metric]
+    assert ran == [1]
+
+
+def _metrics(reader: InMemoryMetricReader, name: str) -> list[Any]:
+    data = reader.get_metrics_data()
+    assert data is not None
+    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
+    return [metric.data.data_points for scope in scopes for metric in scope.metrics if metric.name == name]
+
+
+def test_a_refusal_is_an_error_of_the_adopted_span(
+    guard: Guard, spans: InMemorySpanExporter, provider: TracerProvider
+) -> None:
+    """Also where its owner never sees it, because the model is told."""
+    pay = guard.tool("pay", key="order")(lambda order, amount: amount)
+    pay("o", 1)
+    theirs = provider.get_tracer("somebody").start_as_current_span("pay", attributes=FOREIGN["OpenInference's"])
+    with theirs, pytest.raises(KeyConflict):
+        pay("o", 2)
+    (span,) = named(spans, "pay")
+    assert (span.status.status_code, (span.attributes or {})["error.type"]) == (StatusCode.ERROR, "key_conflict")
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "other"}, {"gen_ai.operation.name": "chat"}, {}],
+)
+def test_another_span_is_not_adopted(
+    guard: Guard, spans: InMemorySpanExporter, provider: TracerProvider, attributes: dict[str, str]
+) -> None:
+    """One of another tool, of a model or of anything else is only the parent; nor is one of ours, in a recursion."""
+
+    @guard.tool
+    def pay(again: bool) -> None:
+        if again:
+            pay(False)
+
+    with provider.get_tracer("somebody").start_as_current_span("pay", attributes=attributes):
+        pay(True)
+    assert len(named(spans, "execute_tool pay")) == 2
+    (theirs,) = named(spans, "pay")
+    assert dict(theirs.attributes or {}) == attributes
 
 
 def test_errors_and_attempts(guard: Guard, caller: Caller, spans: InMemorySpanExporter) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from sagaspan import ApprovalDenied, ApprovalPending, Guard, semconv
-from sagaspan import _metrics as metrics
 
 
 def _pay(guard: Guard) -> Any:
@@ -72,31 +69,22 @@ def test_a_no_is_an_error_of_the_call_and_not_of_asking(guard: Guard, spans: InM
     assert tool.attributes[semconv.ERROR_TYPE] == "approval_denied"
 
 
-def test_decisions_are_counted_by_channel_and_outcome(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_are_counted_by_channel_and_outcome(guard: Guard, reader: InMemoryMetricReader) -> None:
     """Where they are made; and what waits is observed whenever metrics are read."""
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    monkeypatch.setattr("opentelemetry.metrics.get_meter", lambda *args, **kwargs: provider.get_meter("sagaspan"))
-    for cached in (metrics._counter, metrics._histogram, metrics._pending_gauge):
-        cached.cache_clear()
-    monkeypatch.setattr("sagaspan.ledger.asking._stores", weakref.WeakSet())
     pay = _pay(guard)
-    try:
-        for run, decide in (("a", "approve"), ("b", "deny"), ("c", None)):
-            with guard.override(approver="inbox"), pytest.raises(ApprovalPending) as caught, guard.run(id=run):
-                pay(5)
-            if decide is not None:
-                getattr(guard.approvals, decide)(caught.value.approval_id, by="alice")
-        found = {
-            metric.name: metric.data.data_points
-            for resource in reader.get_metrics_data().resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
-    finally:
-        for cached in (metrics._counter, metrics._histogram, metrics._pending_gauge):
-            cached.cache_clear()
-        provider.shutdown()
+    for run, decide in (("a", "approve"), ("b", "deny"), ("c", None)):
+        with guard.override(approver="inbox"), pytest.raises(ApprovalPending) as caught, guard.run(id=run):
+            pay(5)
+        if decide is not None:
+            getattr(guard.approvals, decide)(caught.value.approval_id, by="alice")
+    data = reader.get_metrics_data()
+    assert data is not None
+    found = {
+        metric.name: metric.data.data_points
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
     decided = {(point.attributes[semconv.APPROVAL_OUTCOME], point.attributes[semconv.APPROVAL_CHANNEL]): point.value
                for point in found[semconv.METRIC_APPROVALS_DECIDED]}  # fmt: skip
     assert decided == {("approved", "api"): 1, ("denied", "api"): 1}

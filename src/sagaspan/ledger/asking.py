@@ -5,7 +5,6 @@ A span held open for hours is lost with its process, so each asking is a span of
 
 from __future__ import annotations
 
-import weakref
 from typing import Final
 
 from opentelemetry.trace import Span
@@ -19,13 +18,9 @@ from sagaspan._clock import now_us
 from sagaspan.ledger.approvals import votes_of
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import facts_of
-from sagaspan.ledger.store import Store
 
 TRACEPARENT: Final = "traceparent"
 """The fact of a request that names the span in which it was asked first."""
-
-_COUNTED: Final = 1000
-_stores: Final[weakref.WeakSet[Store]] = weakref.WeakSet()
 
 
 class Asking:
@@ -79,15 +74,3 @@ def decided(record: ApprovalRecord, channel: str) -> None:
     if record.state is not ApprovalState.PENDING:
         waited = (now_us() - record.created_us) / 1e6
         metrics.approval(record.tool, str(record.state), channel, max(waited, 0.0))
-
-
-def watch(store: Store) -> None:
-    """Count what waits in this ledger from now on."""
-    if store not in _stores:
-        _stores.add(store)
-        metrics.watch_pending(_pending)
-
-
-def _pending() -> int:
-    waiting = (ApprovalState.PENDING,)
-    return sum(len(store.list_approvals(states=waiting, limit=_COUNTED)) for store in list(_stores))

@@ -18,6 +18,7 @@ from typing import Any
 from opentelemetry.trace import use_span
 
 from sagaspan import _fork as fork
+from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
 from sagaspan import _spans as spans
 from sagaspan._backends import BodyTimeout
@@ -232,6 +233,8 @@ async def run_attempts(
         except BaseException as error:  # noqa: BLE001 - interrupted between two attempts: settled, then raised
             return _truthful(Ended(state=CallState.FAILED, error=error), may_have_applied)
         number += 1
+        if ended.error is not None:
+            metrics.retried(call.tool.name, spans.error_type(ended.error))
         if watch is not None:
             watch.started(delay)
 

@@ -33,7 +33,7 @@ from sagaspan.exceptions import (
 from sagaspan.keys import BUSINESS_SCOPE, KeySource
 from sagaspan.ledger import approvals, decisions
 from sagaspan.ledger.approvals import Digest, Requirement, Vote
-from sagaspan.ledger.asking import TRACEPARENT, Asking, watch
+from sagaspan.ledger.asking import TRACEPARENT, Asking
 from sagaspan.ledger.decisions import Condition
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import OUTSIDE_RUN, request_of, shown_of
@@ -144,7 +144,6 @@ class Desk:
                 changes = [approvals.supersede(known, now_us(), actor=owner.this_process(), why=why)]
             new = self._new(call, scope, key, text, digest, policy, asking.traceparent)
             if self._store.commit([*changes, approvals.ask(new, owner.this_process())], synced=True):
-                watch(self._store)
                 return new, digest
 
     def _required(self, call: Call) -> Requirement:

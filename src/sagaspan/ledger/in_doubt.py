@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
+from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
 from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._clock import new_id, now_us
-from sagaspan._probe import RESERVED, Answer, Probe, Unsure, answer_of
+from sagaspan._probe import RESERVED, Answer, Applied, Probe, Unsure, answer_of
 from sagaspan.exceptions import NotApplied
 from sagaspan.ledger import looking, resolution, transitions
 from sagaspan.ledger.attempts import body_token
@@ -21,6 +22,7 @@ from sagaspan.ledger.store import CallChange, RunChange, Store
 from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 _log = logging.getLogger("sagaspan")
+_ANSWERS: Final = {Applied: "applied", NotApplied: "not_applied", Unsure: "unsure"}
 
 
 def history(store: Store, record: CallRecord) -> list[AuditRow]:
@@ -40,7 +42,9 @@ def declare_lost(store: Store, record: CallRecord, verdict: Verdict) -> CallReco
     reserved = None if record.effect == "read" else record.reserved
     after, audit = transitions.move_call(record, event, now_us(), detail=why, reserved=reserved)
     spent = NOTHING if harmless else None
-    store.commit(settling(record, CallChange(after, audit, record.version), spent), synced=True)
+    lost = store.commit(settling(record, CallChange(after, audit, record.version), spent), synced=True)
+    if lost and event is CallEvent.LOSE and record.effect != "read":
+        metrics.in_doubt(record.tool)
     return store.get_call(record.id) or record
 
 
@@ -58,6 +62,7 @@ async def resolve_in_doubt(
     if record.state not in IN_DOUBT or probe is None:
         return record
     answer = await _ask(probe, record, backend)
+    metrics.probed(record.tool, next(name for kind, name in _ANSWERS.items() if isinstance(answer, kind)))
     return await backend.io(_record_answer, store, record, answer, probe.settle)
 
 

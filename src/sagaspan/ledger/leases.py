@@ -18,6 +18,7 @@ from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan._clock import boot_us, monotonic, now_us
 from sagaspan.exceptions import ConfigurationError, StoreError
+from sagaspan.ledger import watching
 from sagaspan.ledger.records import LeaseRecord
 from sagaspan.ledger.store import Store
 
@@ -73,6 +74,7 @@ class Lease:
             with self._lock:
                 self._renew()
             _watch(self)
+            watching.watch(self._store)
             self.began()
 
     def hurry(self) -> None:
@@ -104,6 +106,7 @@ class Lease:
     def release(self) -> None:
         """Answer for nothing more; when this returns, the store is not used from here again."""
         _keeper.forget(self)
+        watching.unwatch(self._store)
         with self._lock:
             self.lapse()
 

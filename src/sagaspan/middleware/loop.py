@@ -10,7 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from sagaspan import loops
+from sagaspan import _metrics as metrics
+from sagaspan import loops, semconv
 from sagaspan._call import Call, Result
 from sagaspan._clock import now_us
 from sagaspan._middleware import CallNext
@@ -113,5 +114,7 @@ def refusal(tool: str, verdict: loops.Verdict) -> LoopDetected:
 
 
 def _nudge(call: Call, verdict: loops.Verdict) -> None:
+    call.span.set_attribute(semconv.LOOP_KIND, verdict.kind)
+    metrics.nudged(call.tool.name, verdict.kind)
     if call.signals.first_time(f"{verdict.kind} {verdict.signature}"):
         _log.warning("run %r: %s", call.run.id, verdict.advice)

@@ -1,22 +1,28 @@
 """Telemetry: one ``execute_tool {tool}`` span a logical call, also for one that is refused or replayed.
 
-The span is never made current here: only the body runner does that, so that nothing leaks across ``call_next``.
+Where another instrumentation has opened one for the call, that one is adopted: it gets what ours would have, and
+whoever opened it ends it. The span is never made current here: only the body runner does that, so that nothing leaks
+across ``call_next``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from opentelemetry.trace import Span, Tracer
 from opentelemetry.util.types import AttributeValue
 
+from sagaspan import _metrics as metrics
 from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
 from sagaspan._call import Call, Result
 from sagaspan._frozen import replaced
 from sagaspan._middleware import CallNext
-from sagaspan.exceptions import ApprovalPending, KeyConflict
+from sagaspan.exceptions import ApprovalPending, KeyConflict, SagaspanError
 from sagaspan.ledger.records import CallState
 
 _MAX_DESCRIPTION = 256
+Close = Callable[[Span, Mapping[str, AttributeValue], BaseException | None], None]
 
 
 class TelemetryMiddleware:
@@ -26,17 +32,32 @@ class TelemetryMiddleware:
         self._tracer = tracer
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        links = None if call.scheduled is None else spans.link_to(call.scheduled.traceparent, semconv.LINK_SENDS)
-        span = spans.start(self._tracer, semconv.SPAN_TOOL.format(tool=call.tool.name), _opening(call), links=links)
+        adopted = spans.opened_for(call.tool.name) if call.scheduled is None else None
+        span = self._started(call) if adopted is None else adopted
+        if adopted is not None:
+            _adopt(adopted, call)
         call = replaced(call, span=span, tracer=self._tracer)
+        close = spans.end if adopted is None else spans.tell
         try:
             result = await call_next(call)
         except BaseException as error:
-            _refused(span, error)
+            _refused(close, call, error)
             raise
         if span.is_recording():
-            _ended(span, call, result)
+            _ended(close, call, result)
+        _measured(call, result, is_ours=adopted is None)
         return result
+
+    def _started(self, call: Call) -> Span:
+        links = None if call.scheduled is None else spans.link_to(call.scheduled.traceparent, semconv.LINK_SENDS)
+        return spans.start(self._tracer, semconv.SPAN_TOOL.format(tool=call.tool.name), _opening(call), links=links)
+
+
+@spans.harmless(None)
+def _adopt(span: Span, call: Call) -> None:
+    """Say on a span what it does not say by itself."""
+    said = getattr(span, "attributes", None) or {}
+    span.set_attributes({name: value for name, value in _opening(call).items() if name not in said})
 
 
 def _opening(call: Call) -> dict[str, AttributeValue]:
@@ -60,7 +81,7 @@ def _opening(call: Call) -> dict[str, AttributeValue]:
 
 
 @spans.harmless(None)
-def _ended(span: Span, call: Call, result: Result) -> None:
+def _ended(close: Close, call: Call, result: Result) -> None:
     attributes: dict[str, AttributeValue] = {
         semconv.CALL_ID: result.record.id,
         semconv.CALL_STATE: result.state,
@@ -71,7 +92,7 @@ def _ended(span: Span, call: Call, result: Result) -> None:
     if spans.captures_content():
         attributes[semconv.GEN_AI_TOOL_CALL_ARGUMENTS] = spans.content(call.encoded)
         attributes.update(_result_content(call, result))
-    spans.end(span, attributes, result.error)
+    close(call.span, attributes, result.error)
 
 
 def _result_content(call: Call, result: Result) -> dict[str, AttributeValue]:
@@ -87,11 +108,25 @@ def _result_content(call: Call, result: Result) -> dict[str, AttributeValue]:
 
 
 @spans.harmless(None)
-def _refused(span: Span, error: BaseException) -> None:
+def _refused(close: Close, call: Call, error: BaseException) -> None:
     attributes: dict[str, AttributeValue] = {semconv.CALL_EXECUTED: False}
     if isinstance(error, ApprovalPending):
         attributes[semconv.CALL_STATE] = CallState.AWAITING_APPROVAL
         attributes[semconv.APPROVAL_ID] = error.approval_id
+    elif isinstance(error, SagaspanError):
+        metrics.refused(semconv.GEN_AI_TOOL_NAME, call.tool.name, spans.error_type(error), call.span)
     if isinstance(error, KeyConflict):
         attributes[semconv.IDEMPOTENCY_OUTCOME] = semconv.OUTCOME_CONFLICT
-    spans.end(span, attributes, error)
+        metrics.answered(call.tool.name, semconv.OUTCOME_CONFLICT)
+    close(call.span, attributes, error)
+
+
+def _measured(call: Call, result: Result, *, is_ours: bool) -> None:
+    metrics.answered(call.tool.name, result.outcome)
+    if not result.executed:
+        return
+    record = result.record
+    if result.state is CallState.UNKNOWN and record.effect != "read":
+        metrics.in_doubt(record.tool, call.span)
+    if is_ours:  # else whoever opened the span measures it
+        metrics.ran(call.tool.name, call.agent or call.run.agent, record, result.error, call.span)

@@ -71,7 +71,7 @@ def other(request: Any) -> Iterator[tuple[str, TracerProvider, Spans]]:
 async def test_spans_of_others_and_ours_are_one_tree(
     tmp_path: Path, other: tuple[str, TracerProvider, Spans], way: str
 ) -> None:
-    """Ours are the same ones whoever else looks: below the run, and below the other's step where that is current."""
+    """Ours are the same ones whoever else looks; only a tool's span of the other's that is current is taken instead."""
     name, provider, spans = other
     spans.clear()
     spans.begun = 0
@@ -92,9 +92,12 @@ async def test_spans_of_others_and_ours_are_one_tree(
     assert all(spans.above(one)[-1:] in ([], ["sagaspan agent"]) for one in finished)
     if way == "abandoned":
         return
-    (paid,) = spans.named("execute_tool pay")
+    (paid,) = spans.named("execute_tool pay", scope="")
+    assert (paid.attributes or {})["sagaspan.call.state"] == "done"
     assert len(spans.named("chat scripted")) == 2
-    around = {"none": [], "OpenInference": [], "OpenLLMetry": ["execute_tool pay", "execute_task tools"]}[name]
+    assert paid.instrumentation_scope is not None
+    assert (paid.instrumentation_scope.name == "sagaspan") is (name != "OpenLLMetry")
+    around = ["execute_task tools"] if name == "OpenLLMetry" else []
     assert spans.above(paid)[: len(around)] == around
 
 
