@@ -18,3 +18,13 @@ os.environ.update(
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("crewai", exc_type=ImportError)
+
+from crewai.memory.storage.factory import set_memory_storage_factory
+
+
+class Nowhere:
+    """Where the memory that CrewAI makes for each flow would keep what no test gives it to remember."""
+
+
+# Every flow, and every checkpoint, makes one: importing LanceDB for that took four seconds of each worker.
+set_memory_storage_factory(lambda kind: Nowhere() if kind == "lancedb" else None)  # type: ignore[arg-type,return-value]

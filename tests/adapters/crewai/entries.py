@@ -12,7 +12,7 @@ from crewai.flow.flow import Flow, start
 
 from tests.adapters.crewai.scripts import Say, agent_of, ask, crew_of
 
-Make = Callable[[Sequence[Any], Sequence[Any]], Any]
+Make = Callable[[Sequence[Any], Sequence[Any], bool], Any]
 Enter = Callable[[Any], Any]
 DELEGATE = ask("delegate_work_to_coworker", task="book", context="none", coworker="Clerk")
 
@@ -28,40 +28,40 @@ class Office(Flow[Any]):
         return self.crew.kickoff().raw
 
 
-def in_flow(script: Sequence[Any], tools: Sequence[Any]) -> Office:
-    return Office(crew=crew_of(script, tools))
+def in_flow(script: Sequence[Any], tools: Sequence[Any], native: bool = True) -> Office:
+    return Office(crew=crew_of(script, tools, native))
 
 
-def delegated(script: Sequence[Any], tools: Sequence[Any]) -> Crew:
+def delegated(script: Sequence[Any], tools: Sequence[Any], native: bool = True) -> Crew:
     """A manager who delegates, again and again."""
-    clerk = agent_of(script, tools)
-    boss = agent_of([DELEGATE] * 4, (), role="Boss", allow_delegation=True)
+    clerk = agent_of(script, tools, native)
+    boss = agent_of([DELEGATE] * 4, (), native, role="Boss", allow_delegation=True)
     job = Task(description="do", expected_output="x")
     return Crew(agents=[clerk], tasks=[job], manager_agent=boss, process=Process.hierarchical)
 
 
-def asynchronous(script: Sequence[Any], tools: Sequence[Any]) -> Crew:
+def asynchronous(script: Sequence[Any], tools: Sequence[Any], native: bool = True) -> Crew:
     """A crew that works in a thread of CrewAI's, and waits for it in the end."""
-    clerk = agent_of(script, tools)
+    clerk = agent_of(script, tools, native)
     first = Task(description="do", expected_output="x", agent=clerk, async_execution=True)
-    last = Task(description="sum up", expected_output="x", agent=agent_of([], role="Last"))
+    last = Task(description="sum up", expected_output="x", agent=agent_of([], (), native, role="Last"))
     return Crew(agents=[clerk], tasks=[first, last])
 
 
-def again(script: Sequence[Any], tools: Sequence[Any]) -> Crew:
+def again(script: Sequence[Any], tools: Sequence[Any], native: bool = True) -> Crew:
     """A crew that worked once, without a word of its tools, so that its second task can be replayed."""
-    clerk = agent_of([Say(), *script], tools)
-    first = Task(description="begin", expected_output="x", agent=agent_of([Say()], role="First"))
+    clerk = agent_of([Say(), *script], tools, native)
+    first = Task(description="begin", expected_output="x", agent=agent_of([Say()], (), native, role="First"))
     return Crew(agents=[clerk], tasks=[first, Task(description="do", expected_output="x", agent=clerk)])
 
 
-def with_a_limit_of_time(script: Sequence[Any], tools: Sequence[Any]) -> Crew:
+def with_a_limit_of_time(script: Sequence[Any], tools: Sequence[Any], native: bool = True) -> Crew:
     """A crew whose agent works in a thread that CrewAI waits for."""
-    return crew_of(script, tools, agent={"max_execution_time": 60})
+    return crew_of(script, tools, native, agent={"max_execution_time": 60})
 
 
-def streamed(script: Sequence[Any], tools: Sequence[Any]) -> Crew:
-    return crew_of(script, tools, stream=True)
+def streamed(script: Sequence[Any], tools: Sequence[Any], native: bool = True) -> Crew:
+    return crew_of(script, tools, native, stream=True)
 
 
 def _replay(crew: Crew) -> Any:

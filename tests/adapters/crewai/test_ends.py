@@ -21,12 +21,12 @@ from tests.adapters.crewai.entries import ENTRIES, asynchronous, prepared
 from tests.adapters.crewai.scripts import ask, crew_of
 from tests.adapters.crewai.test_stops import shop
 
-BOOK = Policy(compensate="cancel", cost="1 USD")
+BOOK = Policy(compensate="cancel", cost="1 USD", approve="room == 'forbidden'")
 
 
-def wrapped(guard: Guard, name: str, script: list[Any], tools: list[Any], **options: Any) -> Any:
+def wrapped(guard: Guard, name: str, script: list[Any], tools: list[Any], native: bool = True, **options: Any) -> Any:
     """The target of the entry ``name``, which knows ``tools`` also where the guard cannot see them."""
-    target = ENTRIES[name][0](script, tools)
+    target = ENTRIES[name][0](script, tools, native)
     prepared(name, target)
     cancel = next(each for each in tools if each.name == "cancel")
     policies = {"book": BOOK.replace(compensate=cancel.func) if name.startswith("flow") else BOOK}
@@ -39,10 +39,12 @@ def end_of(guard: Guard) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_budget_ends_it(guard: Guard, world: list[object], name: str) -> None:
-    script = [ask("book", room=room) for room in "abcd"]
-    target = wrapped(guard, name, script, list(shop(world)), budget="2.5 USD")
-    with pytest.raises(BudgetExceeded):
+def test_a_refused_call_does_nothing_and_a_budget_ends_it(
+    guard: Guard, world: list[object], name: str, native: bool
+) -> None:
+    script = [ask("book", room=room) for room in ("a", "forbidden", "b", "c", "d")]
+    target = wrapped(guard, name, script, list(shop(world)), native, budget="2.5 USD")
+    with guard.override(approver="auto-deny"), pytest.raises(BudgetExceeded):
         ENTRIES[name][1](target)
     assert world == ["book a", "book b", "cancel b", "cancel a"]
     assert end_of(guard) == ("compensated", "budget")
@@ -75,7 +77,7 @@ def test_an_abort_ends_it(guard: Guard, world: list[object], name: str) -> None:
 
     script = [ask("book", room="a"), ask("panic", why="fire"), ask("book", room="b")]
     with pytest.raises(RunClosed, match="aborted"):
-        ENTRIES[name][1](wrapped(guard, name, script, [panic, *shop(world)]))
+        ENTRIES[name][1](wrapped(guard, name, script, [panic, *shop(world)], native=False))
     assert world == ["book a", "cancel a"]
     assert end_of(guard) == ("compensated", "aborted")
 

@@ -13,7 +13,7 @@ from crewai.flow.flow import Flow, listen, start
 from crewai.tools import tool
 
 from sagaspan import ApprovalPending, BudgetExceeded, Guard, LoopDetected, Policy
-from tests.adapters.crewai.entries import ENTRIES
+from tests.adapters.crewai.entries import ENTRIES, prepared
 from tests.adapters.crewai.scripts import Ask, Say, Scripted, agent_of, ask, crew_of, model_of
 
 TWO_CALLS = "2 calls"
@@ -48,16 +48,18 @@ def test_a_budget_ends_the_kickoff_and_undoes_it(guard: Guard, world: list[objec
     assert len(model_of(crew).seen) <= 3
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRIES if name != "crew-replay"])
+@pytest.mark.parametrize("name", ENTRIES)
 def test_everything_waits_for_approval_and_goes_on_with_the_same_run(
-    guard: Guard, world: list[object], name: str
+    guard: Guard, world: list[object], name: str, native: bool
 ) -> None:
     make, enter = ENTRIES[name]
     tools = shop(world)
     policies = {"book": Policy(compensate=tools[1].func, approve="room == 'b'")}
 
     def again() -> Any:
-        return enter(guard.wrap(make(SCRIPT[:2], tools), policies, run_id="trip"))
+        target = make(SCRIPT[:2], tools, native)
+        prepared(name, target)
+        return enter(guard.wrap(target, policies, run_id="trip"))
 
     with pytest.raises(ApprovalPending) as pending:
         again()
