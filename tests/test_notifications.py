@@ -244,8 +244,8 @@ def test_who_dies_before_it_is_taken_away_has_it_sent_again(make: Make, receiver
         _fail(guard)
         notifier = guard._engine.notifier
         assert notifier is not None
-        for name in notifier._hooks:
-            notifier._collect(name)
+        for hook in notifier._hooks.values():
+            notifier._collect(hook)
         (kept,) = guard._engine.store.deliveries()
         notifier._posted(kept, 5)  # sent, and died
         _send(make())
@@ -419,6 +419,24 @@ def test_a_receiver_that_is_not_there_holds_up_nothing(store_url: str) -> None:
         _fail(guard)
     (waiting,) = guard._engine.store.deliveries()
     assert (waiting.kind, waiting.attempts, waiting.error) == ("run.failed", 1, "ConnectionError")
+
+
+def test_processes_tell_one_receiver_of_different_events(store_url: str, receiver: Receiver) -> None:
+    """As a service does that is deployed anew with other events, and one beside it: neither takes the other's away."""
+    with frozen_clock():
+        whom = {"url": receiver.url, "secret": SECRET}
+        fails = Guard(store_url, notify=Notify(events=("run.failed", "call.unknown"), **whom))
+        asks = Guard(store_url, notify=Notify(events=("approval.waiting", "call.unknown"), **whom), approver="inbox")
+        pay = asks.tool("pay", approve=True)(lambda n: n)
+        for guard in (fails, asks):
+            _send(guard)
+        for n in range(2):
+            _fail(fails, run=f"failed-{n}")
+            with pytest.raises(ApprovalPending), asks.run(id=f"asked-{n}"):
+                pay(n)
+            for guard in (asks, fails) if n else (fails, asks):
+                _send(guard)
+    assert sorted(receiver.kinds) == ["approval.waiting"] * 2 + ["run.failed"] * 2
 
 
 @pytest.mark.usefixtures("quick")

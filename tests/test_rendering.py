@@ -138,10 +138,18 @@ def test_the_languages_of_people_are_read_as_they_are_written() -> None:
      ("\uff50aypal", "to has fullwidth latin small letter p"), ("x²", None),
      ("\U0001d5c9aypal", "to has mathematical sans-serif small p"), ("p\u0251ypal", "to has latin small letter alpha"),
      ("\u217cike", "to has small roman numeral fifty"), ("10 \u212a", "to has kelvin sign"),
-     ("1\u09ea0", "to mixes ASCII and Bengali"), ("\uff11\uff10", "to has fullwidth digit zero, fullwidth digit one")],
+     ("1\u09ea0", "to mixes ASCII and Bengali"), ("\uff11\uff10", "to has fullwidth digit zero, fullwidth digit one"),
+     ("bob@x.com\uff02, \uff02eve@x.com", "to has fullwidth quotation mark"),
+     ("\u02ba", "to has modifier letter double prime"),
+     ("https://bank.com\u2215.evil.com", "to has division slash"), ("1\u201a000", "to has single low-9 quotation mark"),
+     ("1\u066b000", "to has arabic decimal separator"), ("bank\u2010x.com", "to has hyphen"),
+     ("a\u2024b", "to has one dot leader"), ("\u037e", "to has greek question mark"),
+     ("5 \uff1a 6", "to has fullwidth colon"),
+     ("“Don\u2019t” \u2013 he said — etc… «oui»", None), ("你好\uff0c世界\uff08二\uff09\uff1a好\uff01", None),
+     ("یہ ٹھیک ہے\u06d4", None)],
 )  # fmt: skip
 def test_letters_that_are_not_what_they_look_like_are_named(text: str, said: str | None) -> None:
-    """A Cyrillic letter in a Latin word is how a payee is forged."""
+    """A Cyrillic letter in a Latin word is how a payee is forged, and a wide quote how one looks like two."""
     assert render({"to": text}).mixed == (() if said is None else (said,))
     assert bool(render({"to": {"in": [text]}}).mixed) == (said is not None)
     assert bool(render({"to": {text: 1}}).mixed) == (said is not None)

@@ -78,8 +78,8 @@ class Notifier:
 
     def _deliver(self, seconds: float) -> None:
         """One round, of so many seconds at most; who fails is not sent more in it, so that others are heard."""
-        for name in self._hooks:
-            self._collect(name)
+        for hook in self._hooks.values():
+            self._collect(hook)
         until, failed = monotonic() + seconds, set[str]()
         for record in self._kept(due_us=now_us()):
             left = min(until - monotonic(), SEND_SECONDS)
@@ -142,29 +142,39 @@ class Notifier:
     # -- the outbox --------------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        for name in self._hooks:
-            if self._store.hook_cursor(self._namespace, name) is None:
-                newest = self._store.newest_audit()
-                self._store.commit([HookChange(self._namespace, name, newest)], synced=False)
+        for hook in self._hooks.values():
+            for event in hook.events:
+                name = _cursor_name(hook, event)
+                if self._store.hook_cursor(self._namespace, name) is None:
+                    newest = self._store.newest_audit()
+                    self._store.commit([HookChange(self._namespace, name, newest)], synced=False)
         self._registered = True
 
-    def _collect(self, name: str) -> None:
-        """Put into the outbox what one hook is told of, with how far it has read."""
-        cursor, upto = self._store.hook_cursor(self._namespace, name), self._store.newest_audit()
-        if cursor is None or upto <= cursor:
+    def _collect(self, hook: Notify) -> None:
+        """Put into the outbox what one hook is told of, with how far it has read.
+
+        It reads each kind of event for itself: another process may tell the same receiver of others.
+        """
+        upto, read = self._store.newest_audit(), dict[str, int]()
+        for event in hook.events:
+            cursor = self._store.hook_cursor(self._namespace, _cursor_name(hook, event))
+            if cursor is not None and cursor < upto:
+                read[event] = cursor
+        if not read:
             return
-        wanted, found = self._hooks[name].events, []
-        for seq, row in self._store.events(self._namespace, cursor, upto):
+        found = []
+        for seq, row in self._store.events(self._namespace, min(read.values()), upto):
             notice = notice_of(self._store, row)
-            if notice is not None and notice.kind in wanted:
+            if notice is not None and seq > read.get(notice.kind, upto):
                 found.append(
                     DeliveryRecord(
-                        id=f"{name}-{seq}-{row.at_us}", namespace=self._namespace, hook=name, kind=notice.kind,
-                        about=notice.about, payload=notice.payload(row.at_us), next_us=now_us(), created_us=row.at_us,
+                        id=f"{hook.name}-{seq}-{row.at_us}", namespace=self._namespace, hook=hook.name,
+                        kind=notice.kind, about=notice.about, payload=notice.payload(row.at_us), next_us=now_us(),
+                        created_us=row.at_us,
                     )
                 )  # fmt: skip
-        read = HookChange(self._namespace, name, upto, cursor)
-        self._store.commit([read, *(DeliveryChange(record) for record in found)], synced=True)
+        moves = [HookChange(self._namespace, _cursor_name(hook, event), upto, cursor) for event, cursor in read.items()]
+        self._store.commit([*moves, *(DeliveryChange(record) for record in found)], synced=True)
 
     def _send(self, record: DeliveryRecord, seconds: float) -> bool:
         """One attempt, and whether it got through (or another process makes it).
@@ -200,6 +210,10 @@ class Notifier:
         if 200 <= answer.status < 300:
             return None, False
         return f"it answered with the status {answer.status}", answer.status == _GONE
+
+
+def _cursor_name(hook: Notify, event: str) -> str:
+    return f"{hook.name} {event}"
 
 
 def _pause(record: DeliveryRecord) -> float:

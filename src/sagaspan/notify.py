@@ -51,7 +51,7 @@ class Notify(DeclaredModel):
 
     @property
     def name(self) -> str:
-        """How the ledger knows it: its URL may hold a token, so only a hash of that is written."""
+        """How the ledger knows its receiver: the URL may hold a token, so only a hash of that is written."""
         return f"hook-{hashlib.sha256(self.url.encode()).hexdigest()[:12]}"
 
 

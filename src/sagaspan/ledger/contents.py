@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from json.encoder import encode_basestring as quoted
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from sagaspan.ledger.records import ApprovalRecord, CallRecord, RunRecord
 
 Record = CallRecord | RunRecord | ApprovalRecord
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _SIZE: Final = 32
 
 
@@ -34,51 +34,75 @@ class Columns(NamedTuple):
     stands: tuple[str, ...]
     changes: tuple[str, ...]
 
+    def and_changes(self, *names: str) -> Self:
+        """These, and more that a transition changes."""
+        return self._replace(changes=(*self.changes, *names))
+
+
+_FORMAT_1: Final[Mapping[type[Record], Columns]] = {
+    CallRecord: Columns(
+        ("tool", "arguments", "key_source", "generation", "idempotency_key", "fingerprint", "parent_id", "phase",
+         "compensates", "effect", "declared_write", "compensate", "empty_safe", "expect", "pivot", "tool_call_id",
+         "created_us"),
+        (),
+        ("scope", "key", "policy", "observed", "result", "result_lost", "error_type", "error_message", "locks",
+         "reserved", "spent", "started_us", "ended_us"),
+    ),
+    RunRecord: Columns(
+        ("name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input", "input_fingerprint",
+         "created_us"),
+        (),
+        ("output", "error", "reason", "on_interrupt", "generation", "committed_seq", "completing", "ahead",
+         "orphans", "started_us", "ended_us"),
+    ),
+    ApprovalRecord: Columns(
+        ("subject",),
+        ("scope", "tool", "key", "digest", "policy", "facts", "requested_by", "shown", "edits",
+         "created_us", "expires_us"),
+        ("call_id", "votes", "reason", "ended_us"),
+    ),
+}  # fmt: skip
 
 # A format is never changed: rows of it are in ledgers. One that covers more is the next.
 COLUMNS: Final[Mapping[int, Mapping[type[Record], Columns]]] = {
-    1: {
-        CallRecord: Columns(
-            ("tool", "arguments", "key_source", "generation", "idempotency_key", "fingerprint", "parent_id", "phase",
-             "compensates", "effect", "declared_write", "compensate", "empty_safe", "expect", "pivot", "tool_call_id",
-             "created_us"),
-            (),
-            ("scope", "key", "policy", "observed", "result", "result_lost", "error_type", "error_message", "locks",
-             "reserved", "spent", "started_us", "ended_us"),
-        ),
-        RunRecord: Columns(
-            ("name", "parent_id", "conversation", "user", "tenant", "agent", "tags", "input", "input_fingerprint",
-             "created_us"),
-            (),
-            ("output", "error", "reason", "on_interrupt", "generation", "committed_seq", "completing", "ahead",
-             "orphans", "started_us", "ended_us"),
-        ),
-        ApprovalRecord: Columns(
-            ("subject",),
-            ("scope", "tool", "key", "digest", "policy", "facts", "requested_by", "shown", "edits",
-             "created_us", "expires_us"),
-            ("call_id", "votes", "reason", "ended_us"),
-        ),
+    1: _FORMAT_1,
+    2: {
+        CallRecord: _FORMAT_1[CallRecord].and_changes("scheduled_seq", "owner", "epoch", "attempts", "traceparent"),
+        RunRecord: _FORMAT_1[RunRecord].and_changes("owner", "epoch", "traceparent"),
+        ApprovalRecord: _FORMAT_1[ApprovalRecord],
     },
-}  # fmt: skip
+}
+
 
 _Values = Callable[[Any], Any]
-_ONCE: Final[dict[type[Any], _Values]] = {kind: attrgetter(*of.once) for kind, of in COLUMNS[FORMAT].items()}
-_STANDS: Final[dict[type[Any], _Values]] = {
-    kind: attrgetter(*of.stands) for kind, of in COLUMNS[FORMAT].items() if of.stands
+
+
+class _Getters(NamedTuple):
+    """What reads the ``Columns`` of one kind of record off a record of it."""
+
+    once: _Values
+    stands: _Values | None
+    changes: _Values
+
+
+_GETTERS: Final[Mapping[int, Mapping[type[Any], _Getters]]] = {
+    number: {
+        kind: _Getters(attrgetter(*of.once), attrgetter(*of.stands) if of.stands else None, attrgetter(*of.changes))
+        for kind, of in kinds.items()
+    }
+    for number, kinds in COLUMNS.items()
 }
-_CHANGES: Final[dict[type[Any], _Values]] = {kind: attrgetter(*of.changes) for kind, of in COLUMNS[FORMAT].items()}
+_NOW: Final = _GETTERS[FORMAT]
 _MARK: Final = bytes([FORMAT])
 
 
 def content_of(record: Record, *, is_new: bool) -> bytes:
     """What the row of a transition that wrote ``record`` says of it."""
-    kind = type(record)
-    said = _hash(_CHANGES[kind](record))
-    stands = _STANDS.get(kind)
+    once, stands, changes = _NOW[type(record)]
+    said = _hash(changes(record))
     if stands is not None:
         said = _hash(stands(record)) + said
-    return _MARK + _hash(_ONCE[kind](record)) + said if is_new else _MARK + said
+    return _MARK + _hash(once(record)) + said if is_new else _MARK + said
 
 
 def _hash(values: Any) -> bytes:
@@ -105,27 +129,36 @@ class Content:
         """A content as it is stored; raises ``ValueError`` for one that is in no format that is known here."""
         if len(content) == _SIZE:
             return cls(0, None, None, content)
+        getters = _GETTERS.get(content[0]) if content else None
+        if getters is None:
+            raise ValueError(_UNKNOWN)
+        stands = getters[kind].stands is not None
         hashes = [content[at : at + _SIZE] for at in range(1, len(content), _SIZE)]
-        least = 1 + (kind in _STANDS)
-        if content[:1] != _MARK or not hashes or len(hashes[-1]) != _SIZE or len(hashes) not in (least, least + 1):
-            raise ValueError("its content is in no format that this version of sagaspan knows")
+        if not hashes or len(hashes[-1]) != _SIZE or len(hashes) not in (1 + stands, 2 + stands):
+            raise ValueError(_UNKNOWN)
         return cls(
-            FORMAT, hashes[0] if len(hashes) > least else None, hashes[-2] if kind in _STANDS else None, hashes[-1]
+            content[0], hashes[0] if len(hashes) > 1 + stands else None, hashes[-2] if stands else None, hashes[-1]
         )
 
     def unlike(self, record: Record) -> tuple[str, ...]:
         """The columns of which some are not in ``record`` as this row says, but for those that change later."""
-        kind = type(record)
-        columns = COLUMNS[FORMAT][kind]
+        columns, getters = self._of(record)
         return (
-            *(columns.once if self.once not in (None, _hash(_ONCE[kind](record))) else ()),
-            *(columns.stands if self.stands is not None and self.stands != _hash(_STANDS[kind](record)) else ()),
+            *(columns.once if self.once not in (None, _hash(getters.once(record))) else ()),
+            *(columns.stands if getters.stands and self.stands != _hash(getters.stands(record)) else ()),
         )
 
     def unlike_now(self, record: Record) -> tuple[str, ...]:
         """The columns that change of which some are not in ``record`` as this row says."""
+        columns, getters = self._of(record)
+        return columns.changes if self.changes != _hash(getters.changes(record)) else ()
+
+    def _of(self, record: Record) -> tuple[Columns, _Getters]:
         kind = type(record)
-        return COLUMNS[FORMAT][kind].changes if self.changes != _hash(_CHANGES[kind](record)) else ()
+        return COLUMNS[self.format][kind], _GETTERS[self.format][kind]
+
+
+_UNKNOWN: Final = "its content is in no format that this version of sagaspan knows"
 
 
 # -- format 0 --------------------------------------------------------------------------------------------------------

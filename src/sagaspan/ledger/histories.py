@@ -8,7 +8,7 @@ from typing import Final
 
 from sagaspan.ledger.contents import COLUMNS, COLUMNS_0, FORMAT, Content, Record, fits_format_0
 from sagaspan.ledger.records import NO_RUN, ApprovalRecord, CallRecord, ChainedRow, RunRecord
-from sagaspan.ledger.transitions import CallEvent
+from sagaspan.ledger.transitions import CallEvent, takes_place
 from sagaspan.ledger.verifying import AuditFinding, Problem
 
 _NOTHING: Final = 32
@@ -18,7 +18,7 @@ _NOTHING: Final = 32
 class _Told:
     """What the rows of one record say of it."""
 
-    __slots__ = ("contents", "count", "event", "first", "is_whole", "last", "places", "state")
+    __slots__ = ("contents", "count", "event", "first", "is_whole", "last", "place", "state")
 
     def __init__(self, row: ChainedRow) -> None:
         self.count = 0
@@ -26,13 +26,14 @@ class _Told:
         self.first = row.content
         self.is_whole = row.row.from_state is None and row.hash is not None
         self.contents: set[bytes] = set()
-        self.places: set[int] = set()
+        self.place: int | None = None
 
     def add(self, row: ChainedRow) -> None:
         self.count += 1
         self.state = row.row.to_state
         self.last = row.content
-        self.places.add(row.seq)
+        if takes_place(row.row):
+            self.place = row.seq
         if row.row.approval_id is not None and row.content is not None:
             self.contents.add(row.content)
 
@@ -71,8 +72,8 @@ class Histories:
             columns = _not_as_written(record, told)
             if columns:
                 yield self._find(record, f"{', '.join(columns)} are not what was recorded")
-        if told.is_whole and isinstance(record, CallRecord) and record.claim_seq not in told.places:
-            yield self._find(record, "its place in the order of claims is no row of its history")
+        if told.is_whole and isinstance(record, CallRecord) and record.claim_seq != told.place:
+            yield self._find(record, "its place in the order of claims is not that of its last claim")
 
     def left(self, kinds: tuple[type[Record], ...]) -> Iterator[AuditFinding]:
         """Records that have a history and are not there."""
@@ -113,6 +114,8 @@ def _not_as_written(record: Record, told: _Told) -> tuple[str, ...]:
     if first.format == last.format == 0:
         fits = fits_format_0(record, first.changes, told.last, is_only=told.count == 1)
         return () if fits or told.event == CallEvent.DUPLICATE_EFFECT else sum(COLUMNS_0[kind], ())
+    if last.format == 0:  # the row lost what it said
+        return sum(COLUMNS[FORMAT][kind], ())
     # Of a record that was begun in format 0 and went on in another only the last row can be compared.
     begun = () if first.format == 0 else first.unlike(record)
     between = {column: None for content in every if content.format for column in content.unlike(record)}

@@ -230,6 +230,15 @@ def schedule_again(
     )  # fmt: skip
 
 
+def takes_place(row: AuditRow) -> bool:
+    """Whether a row of a call puts it at the end of the order of claims.
+
+    A compensation keeps the place of its first claim, and so does what a person schedules again (with a note).
+    """
+    scheduled = row.event == CallEvent.SCHEDULE and row.detail is None
+    return row.from_state is None or row.event == CallEvent.CLAIM or scheduled
+
+
 def drop(record: CallRecord, now_us: int, *, why: str, actor: str | None = None) -> tuple[CallRecord, AuditRow]:
     """Give up a deferred call that was not sent, or that failed when it was."""
     return move_call(record, CallEvent.DROP, now_us, detail=why, actor=actor, scheduled_seq=None)
