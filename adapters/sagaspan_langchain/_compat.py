@@ -29,6 +29,7 @@ try:
     from langgraph._internal._constants import (
         CONFIG_KEY_CHECKPOINT_NS,
         CONFIG_KEY_CHECKPOINTER,
+        CONFIG_KEY_RESUMING,
         CONFIG_KEY_SCRATCHPAD,
         CONFIG_KEY_TASK_ID,
         INTERRUPT,
@@ -38,7 +39,7 @@ try:
     from langgraph.graph.message import add_messages
     from langgraph.prebuilt import ToolNode
     from langgraph.pregel import Pregel
-    from langgraph.pregel._algo import LazyAtomicCounter
+    from langgraph.pregel._algo import LazyAtomicCounter, _scratchpad
     from langgraph.pregel.remote import RemoteGraph
 
     _missing: str | None = None
@@ -65,8 +66,11 @@ def _lacking() -> Iterator[str]:
         yield from (f"{owner!r} has no {name!r} any more" for name in names if not hasattr(owner, name))
     if not isinstance(getattr(node, "_tools_by_name", None), dict):
         yield "ToolNode._tools_by_name is gone"
-    if not {"resume", "get_null_resume"} <= set(PregelScratchpad.__annotations__):
+    if not {"resume", "get_null_resume", "subgraph_counter"} <= set(PregelScratchpad.__annotations__):
         yield "the scratchpad of LangGraph's tasks has changed"
+    latest = _scratchpad(None, [], "", "", None, 0, 0).get_null_resume
+    if not {"null_resume_write", "parent_scratchpad", "pending_writes"} <= {*latest.__code__.co_freevars}:
+        yield "what LangGraph keeps of answers has changed"
     counter = LazyAtomicCounter()
     if [_count_of(counter), counter(), counter(), _count_of(counter)] != [0, 0, 1, 2]:
         yield "the counter of LangGraph's interrupts has changed"
@@ -188,9 +192,28 @@ def answers_to(config: Mapping[str, Any]) -> list[Any]:
     scratchpad = config.get("configurable", {}).get(CONFIG_KEY_SCRATCHPAD)
     if scratchpad is None:
         return []
-    latest = scratchpad.get_null_resume(False)
-    is_taken = bool(scratchpad.resume) and scratchpad.resume[-1] is latest  # it can still be looked at then
-    return [*scratchpad.resume, *([] if latest is None or is_taken else [latest])]
+    latest = _untaken(scratchpad)
+    return [*scratchpad.resume, *([] if latest is None else [latest])]
+
+
+def _untaken(scratchpad: Any) -> Any:
+    """The answer that no question has taken yet, or None.
+
+    LangGraph still shows one that was taken, of the same task or of another one within the same node.
+    """
+    held = _held_by(scratchpad.get_null_resume)
+    write = held["null_resume_write"]
+    if write is None:
+        around = held["parent_scratchpad"]
+        return None if around is None else _untaken(around)
+    return write[2] if any(one is write for one in held["pending_writes"]) else None
+
+
+def _held_by(function: Any) -> dict[str, Any]:
+    return {
+        name: cell.cell_contents
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    }
 
 
 def next_answers(config: Mapping[str, Any]) -> list[Any]:
@@ -319,6 +342,25 @@ def in_force(*configs: RunnableConfig | None) -> RunnableConfig:
 def is_nested(config: RunnableConfig) -> bool:
     """Whether a graph invoked with this config (see ``in_force``) runs inside another graph's node."""
     return CONFIG_KEY_TASK_ID in config.get("configurable", {})
+
+
+def place_of(config: RunnableConfig, graph: Any) -> str | None:
+    """Where a graph that is invoked with this config in another's node has its checkpoints; None if it has none."""
+    if checkpointer_of(config) is None or getattr(graph, "checkpointer", None) is False:
+        return None
+    place: str = config["configurable"].get(CONFIG_KEY_CHECKPOINT_NS, "")
+    before = _count_of(config["configurable"][CONFIG_KEY_SCRATCHPAD].subgraph_counter)
+    return f"{place}|{before}" if before else place
+
+
+def at(config: RunnableConfig, place: str) -> RunnableConfig:
+    """``config`` for the checkpoints at a ``place_of``."""
+    return {**config, "configurable": {**config["configurable"], CONFIG_KEY_CHECKPOINT_NS: place}}
+
+
+def is_resuming(config: RunnableConfig) -> bool:
+    """Whether the graph around the one that is invoked with this config goes on, rather than begins."""
+    return bool(config["configurable"].get(CONFIG_KEY_RESUMING))
 
 
 def _version(name: str) -> str:

@@ -1,106 +1,133 @@
-"""``GuardMiddleware``: the guard for people who build their agent with ``create_agent(middleware=[...])``.
+"""``GuardMiddleware``: ``guard.wrap`` for people who build their agent with ``create_agent(middleware=[...])``.
 
-It guards the tools and the models of the agent, and asks for approvals. What it cannot do from inside is to open a run:
-the calls belong to the run in force, else to the guard's session, which nothing rolls back.
+LangChain tells a middleware neither when an invocation begins nor that it failed, so from inside a run could be opened
+but never ended. The middleware is therefore only the word that the agent shall be guarded: the graph that is compiled
+with it is wrapped right there, before anybody has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import functools
+import threading
+import types
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
 
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import ToolMessage
-from langchain_core.tools import BaseTool
-from langgraph.types import Command
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
 
-from sagaspan import Guard
-from sagaspan.adapters import PolicyBook, approver_here
+from sagaspan import ConfigurationError, Guard
+from sagaspan.adapters import PolicyBook
 from sagaspan_langchain import _compat
-from sagaspan_langchain._approvals import Step, aask, ask
-from sagaspan_langchain._reach import Scope, install
-from sagaspan_langchain._revised import as_made, has_one_of
+from sagaspan_langchain import _errors as errors
+from sagaspan_langchain._marks import guard_of
+from sagaspan_langchain._reach import scope_in_force
+
+_DEEPEST: Final = 12
+"""How many functions around each other are read: LangChain puts one or two around a middleware's, tracing others."""
+_FRAMEWORKS: Final = ("langchain", "langsmith", __package__)
+"""Where they are from; what traces a function goes by the module of that."""
 
 
 class GuardMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Guards an agent from inside: ``create_agent(model, tools, middleware=[GuardMiddleware(guard, {...})])``.
+    """Guards the agent it is given to: ``create_agent(model, tools, middleware=[GuardMiddleware(guard, {...})])``.
 
-    ``policies`` are those of ``guard.wrap``. Put it last, so that it is innermost and sees the retries of other
-    middleware. Invoke the agent within ``guard.run(...)``, so that its steps are undone together. A policy for a tool
-    that the agent does not have raises ``ConfigurationError`` before the first request.
+    The arguments are those of ``guard.wrap``, and so is all that the agent does from then on: its runs, approvals,
+    budgets and rollbacks. Its place among other middleware does not matter. A policy for a tool that the agent does
+    not have raises ``ConfigurationError`` in ``create_agent``.
     """
 
-    def __init__(self, guard: Guard, policies: Any = None) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        policies: Any = None,
+        *,
+        name: str | None = None,
+        run_id: str | None = None,
+        budget: Any = None,
+        on_interrupt: Any = None,
+    ) -> None:
         super().__init__()
         _compat.check()
-        install()
-        self._peers: dict[str, BaseTool] = {}
-        self._book = PolicyBook(policies, source="GuardMiddleware(policies)")
-        self._scope = Scope(guard=guard, book=self._book, peers=self._peers)
-        self._is_checked = False
+        PolicyBook(policies, source="GuardMiddleware(policies)")  # refused here, where it is written
+        self._guard = guard
+        self._wrap = functools.partial(
+            guard.wrap, policies=policies, name=name, run_id=run_id, budget=budget, on_interrupt=on_interrupt
+        )
+        _install()
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
-        """Every request to a model is reserved before it is sent."""
-        self._know(request.tools)
-        with self._scope.in_force():
-            return handler(request)
+        """Sees to it that the agent is guarded indeed; by this method it is found in a graph."""
+        self._check()
+        return handler(request)
 
     async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """As ``wrap_model_call``, in a running loop."""
-        self._know(request.tools)
-        with self._scope.in_force():
-            return await handler(request)
+        self._check()
+        return await handler(request)
 
-    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
-        """The tool runs as one call of the ledger, once somebody agreed if its policy asks."""
-        config = request.runtime.config
-        with self._scope.in_force():
-            if request.tool is None or _compat.checkpointer_of(config) is None:
-                return handler(request)
-            step = ask(self._guarded_tools(request.tool), [request.tool_call], config)
-            token = approver_here.set(None if step is None else step.answers)
-            try:
-                return self._told(request, step, handler(self._as_decided(request, step)))
-            finally:
-                approver_here.reset(token)
+    def around(self, graph: Any) -> Any:
+        """``graph``, which was compiled with this middleware, guarded."""
+        return self._wrap(graph)
 
-    async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        """As ``wrap_tool_call``, in a running loop."""
-        config = request.runtime.config
-        with self._scope.in_force():
-            if request.tool is None or _compat.checkpointer_of(config) is None:
-                return await handler(request)
-            step = await aask(self._guarded_tools(request.tool), [request.tool_call], config)
-            token = approver_here.set(None if step is None else step.answers)
-            try:
-                return self._told(request, step, await handler(self._as_decided(request, step)))
-            finally:
-                approver_here.reset(token)
+    def _check(self) -> None:
+        scope = scope_in_force.get()
+        if scope is None or scope.guard is not self._guard:
+            raise errors.leaving(
+                ConfigurationError(
+                    "this agent has a GuardMiddleware, but was not built by create_agent as that is known: it would "
+                    "run unguarded; leave the middleware out, and give the agent to guard.wrap"
+                )
+            )
 
-    def _guarded_tools(self, tool: BaseTool) -> dict[str, BaseTool]:
-        known = {**self._peers, tool.name: tool}
-        return {name: self._scope.tool(one) for name, one in known.items()}
 
-    def _as_decided(self, request: Any, step: Step | None) -> Any:
-        if step is None:
-            return request
-        (call,) = step.calls
-        tool = request.tool if call["name"] == request.tool.name else self._peers.get(call["name"])
-        return request.override(tool_call=call, tool=tool)
-
-    def _told(self, request: Any, step: Step | None, output: Any) -> Any:
-        """``output``, with the model's message as it would be had it made the call that an edit made of its own."""
-        if step is None or not step.edited or not isinstance(output, ToolMessage):
-            return output
-        messages = getattr(request.state, "messages", None) or request.state.get("messages", ())
-        revised = [as_made(one, step.edited) for one in messages if has_one_of(one, step.edited) and one.id]
-        return Command(update={"messages": [*revised, output]}) if revised else output
-
-    def _know(self, tools: Any) -> None:
-        """The tools of the agent, which a request to its model is the first to tell."""
-        if self._is_checked:
+def _install() -> None:
+    """Let graphs that are compiled with such a middleware be guarded; once a process."""
+    kind: Any = StateGraph
+    with _lock:
+        original = kind.compile
+        if getattr(original, _INSTALLED, False):
             return
-        found = {tool.name: tool for tool in tools if isinstance(tool, BaseTool)}
-        self._book.check_names(list(found), where="this agent")
-        self._peers.update(found)
-        self._is_checked = True
+
+        @functools.wraps(original)
+        def compiled(self: Any, *args: Any, **options: Any) -> Any:
+            graph = original(self, *args, **options)
+            middleware = None if guard_of(graph) is not None else next(_middleware_of(graph), None)
+            return graph if middleware is None else middleware.around(graph)
+
+        setattr(compiled, _INSTALLED, True)
+        kind.compile = compiled
+
+
+_INSTALLED: Final = "__sagaspan_guards__"
+_lock = threading.Lock()
+
+
+def _middleware_of(graph: Any) -> Iterator[GuardMiddleware]:
+    """The middleware whose methods the nodes of ``graph`` itself call: in the closures that LangChain made of them."""
+    seen: set[int] = set()
+    for node in graph.nodes.values():
+        for function in (getattr(node.bound, name, None) for name in ("func", "afunc")):
+            yield from _held_by(function, seen, 0)
+
+
+def _held_by(value: Any, seen: set[int], depth: int) -> Iterator[GuardMiddleware]:
+    if id(value) in seen or depth > _DEEPEST or isinstance(value, Pregel):
+        return
+    seen.add(id(value))
+    if isinstance(value, types.MethodType):
+        if isinstance(value.__self__, GuardMiddleware):
+            yield value.__self__
+    elif isinstance(value, functools.partial):
+        yield from _held_by(value.func, seen, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _held_by(item, seen, depth + 1)
+    elif isinstance(value, types.FunctionType) and value.__module__.partition(".")[0] in _FRAMEWORKS:
+        for cell in value.__closure__ or ():
+            try:
+                inner = cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+            yield from _held_by(inner, seen, depth + 1)

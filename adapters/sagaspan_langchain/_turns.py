@@ -2,8 +2,9 @@
 
 With a LangGraph ``thread_id`` the runs of a conversation are ``THREAD/1``, ``THREAD/2``, ...: new input opens the next,
 ``None`` or ``Command(resume=...)`` goes on with the last. So does new input after a crash of which the checkpoint knows
-nothing, as with ``durability="exit"``: it is the same turn again, and what it did is answered. The run is in force
-while a step of the graph runs, never across a ``yield``: there the code is the caller's.
+nothing, as with ``durability="exit"``: it is the same turn again, and what it did is answered. A guarded graph within
+a graph that nobody guards has a run for each task of that, named as LangGraph names its checkpoints. The run is in
+force while a step of the graph runs, never across a ``yield``: there the code is the caller's.
 """
 
 from __future__ import annotations
@@ -58,15 +59,19 @@ class Turn:
         self._guard = guard = scope.guard
         self._opening = opening
         self._nested = _compat.is_nested(seen)
-        self._continues = asked is None or (isinstance(asked, Command) and asked.resume is not None)
-        thread = seen.get("configurable", {}).get("thread_id")
-        self._thread = None if thread is None else str(thread)
-        self._has_history = self._thread is not None and isinstance(
-            getattr(graph, "checkpointer", None), BaseCheckpointSaver
-        )
-        self._watch = _Watch()
         # A budget of its own is counted in a run of its own, nested in the one in force.
         self._joined = guard.current_run() if opening.budget is None else None
+        thread = seen.get("configurable", {}).get("thread_id")
+        self._thread = None if thread is None else str(thread)
+        self._place = _compat.place_of(seen, graph) if self._nested and guard.current_run() is None else None
+        if self._place is None:
+            self._continues = asked is None or (isinstance(asked, Command) and asked.resume is not None)
+            saver = getattr(graph, "checkpointer", None)
+        else:
+            self._continues, saver = _compat.is_resuming(seen), _compat.checkpointer_of(seen)
+        self._has_history = self._thread is not None and isinstance(saver, BaseCheckpointSaver)
+        self._states: RunnableConfig = (config or {}) if self._place is None else _compat.at(seen, self._place)
+        self._watch = _Watch()
         self._run: Run
         # Inside another graph's node it is that graph that pauses, and its own watch that sees it.
         self.config = config if self._nested else _compat.merged(config, {"callbacks": [self._watch]})
@@ -75,10 +80,10 @@ class Turn:
     def enter(cls, scope: Scope, opening: Opening, graph: Any, asked: Any, config: RunnableConfig | None) -> Self:
         """Begin an invocation with the input ``asked``; raises what entering a run raises."""
         turn = cls(scope, opening, graph, asked, config)
-        snapshot = graph.get_state(config or {}) if turn._goes_on else None
+        snapshot = graph.get_state(turn._states) if turn._goes_on else None
         if turn._joined is None:
             turn_id, lost = turn._turn_id()
-            is_same = lost is not None and not _is_saved(lost, graph.get_state(config or {}))
+            is_same = lost is not None and not _is_saved(lost, graph.get_state(turn._states))
             try:
                 turn._open(lost.id if lost is not None and is_same else turn_id)
             except RunInProgress:
@@ -94,10 +99,10 @@ class Turn:
     ) -> Self:
         """As ``enter``, in a running loop."""
         turn = cls(scope, opening, graph, asked, config)
-        snapshot = await graph.aget_state(config or {}) if turn._goes_on else None
+        snapshot = await graph.aget_state(turn._states) if turn._goes_on else None
         if turn._joined is None:
             turn_id, lost = await asyncio.to_thread(turn._turn_id) if turn._thread else (None, None)
-            is_same = lost is not None and not _is_saved(lost, await graph.aget_state(config or {}))
+            is_same = lost is not None and not _is_saved(lost, await graph.aget_state(turn._states))
             try:
                 await turn._aopen(lost.id if lost is not None and is_same else turn_id)
             except RunInProgress:
@@ -114,7 +119,7 @@ class Turn:
 
     @property
     def _goes_on(self) -> bool:
-        return self._continues and self._has_history and not self._nested
+        return self._continues and self._has_history and (not self._nested or self._place is not None)
 
     def _open(self, turn_id: str | None) -> None:
         self._run = self._next_run(turn_id)
@@ -139,8 +144,8 @@ class Turn:
 
     def _turn_id(self) -> tuple[str | None, RunInfo | None]:
         """The id of the run; and the thread's last run, if it was interrupted and new input may begin it again."""
-        if self._thread is None:
-            return None, None
+        if self._thread is None or self._place is not None:
+            return None if self._thread is None else f"{self._thread}/{self._place}", None
         try:
             turns = self._guard.turns_of(self._thread)
         except StoreUnavailable:

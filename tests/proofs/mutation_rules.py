@@ -157,6 +157,7 @@ _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
 _UNREADABLE = "tests/adapters/functions/test_unreadable.py::"
 _THREADS: Final = "tests/adapters/langchain/test_threads.py::"
+_NESTED: Final = "tests/adapters/langchain/test_nested.py::"
 _BYPASSES: Final = "tests/adapters/langchain/test_bypasses.py::"
 _INTERRUPTS: Final = "tests/adapters/langchain/test_interrupts.py::"
 _CONTENT = "tests/adapters/functions/test_content.py::"
@@ -2053,6 +2054,46 @@ RULES: Final[tuple[Rule, ...]] = (
         old=" or bool(_ours(config))",
         new="",
         tests=(_INTERRUPTS + "test_so_does_that_of_a_tool_beside_one_that_was_approved",),
+    ),
+    Rule(
+        section="design 3",
+        rule="An agent that is built with a GuardMiddleware is guarded, with runs of its own.",
+        file="adapters/sagaspan_langchain/_middleware.py",
+        old="return graph if middleware is None else middleware.around(graph)",
+        new="return graph",
+        tests=("tests/adapters/langchain/test_middleware.py::test_an_invocation_is_a_run_of_its_own",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="An agent whose GuardMiddleware could not guard it sends no request.",
+        file="adapters/sagaspan_langchain/_middleware.py",
+        old="if scope is None or scope.guard is not self._guard:",
+        new="if False:",
+        tests=("tests/adapters/langchain/test_middleware.py::test_where_it_could_not_guard_nothing_runs",),
+    ),
+    Rule(
+        section="(a) 1",
+        rule="A guarded agent in the node of an unguarded graph goes on with the run of that very task.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="if self._thread is None or self._place is not None:",
+        new="if self._thread is None:",
+        tests=(_NESTED + "test_tasks_side_by_side_are_runs_of_their_own",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A repeat that a guarded agent means to make is made after a pause of the unguarded graph around it.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="and (not self._nested or self._place is not None)",
+        new="and not self._nested",
+        tests=(_NESTED + "test_an_intended_repeat_after_a_pause_is_made",),
+    ),
+    Rule(
+        section="design 4.4",
+        rule="An answer that another question of the same node took is not taken for that to the next.",
+        file="adapters/sagaspan_langchain/_compat.py",
+        old='return write[2] if any(one is write for one in held["pending_writes"]) else None',
+        new="return write[2]",
+        tests=(_NESTED + "test_an_agent_that_asks_twice_gets_both_answers",),
     ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(
