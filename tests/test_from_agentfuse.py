@@ -58,6 +58,7 @@ def test_what_a_call_costs() -> None:
         (("gpt-4o", 1.5), "input_tokens is 1.5"),
         (("gpt-4o", True), "input_tokens is True"),
         (("gpt-4o", 10**30), "input_tokens is 1000"),
+        ((None,), "model=None is None, not a text"),
     ],
 )
 def test_what_cannot_be_said_is_an_error(arguments: tuple[Any, ...], said: str) -> None:
@@ -75,6 +76,10 @@ def test_how_many_tokens_it_can_be() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "x" * 100_000}]}]
     assert estimate_tokens(messages) > 100_000
     assert estimate_tokens({"messages": messages, "tools": [{"type": "function"}]}) > estimate_tokens(messages)
+    for asked in ({"messages": [], "system": "x" * 5000}, {"input": "x" * 5000}, {"instructions": "x" * 5000}):
+        assert estimate_tokens(asked) > 5000
+    with pytest.raises(ConfigurationError, match="have messages, or input; these have prompt"):
+        estimate_tokens({"prompt": "x"})
     for nothing in (None, 5, b"bytes"):
         with pytest.raises(ConfigurationError, match="takes a text"):
             estimate_tokens(nothing)  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ ALLOWED = {
     "_unmetered": DATA | {"_llm_spans"},
     "_llm": DATA | {"ledger", "llm", "_billed", "_headroom", "_llm_spans", "_reaper", "_said", "_unmetered"},
     "_llm_function": {"exceptions", "_llm"},
-    "_estimates": {"exceptions", "llm"},
+    "_estimates": {"exceptions", "_checks", "llm"},
     "_freezes": BASE | {"ledger"},
     "_views": BASE | {"ledger", "_freezes", "_backends", "_probe", "_saga"},
     "_anchors": {"exceptions", "_clock", "ledger.chain", "ledger.records"},

@@ -404,3 +404,10 @@ def test_a_completed_run_that_is_started_over(guard: Guard, warnings_of_sagaspan
     assert done == [5, 5]
     (warning,) = warnings_of_sagaspan()
     assert warning == "run 'a' was completed; with reopen=True it starts over, and does again what it did"
+
+
+@pytest.mark.parametrize("since", [5, "1h"])
+def test_a_time_that_is_none(store_url: str, since: Any) -> None:
+    """Of what usage is asked for."""
+    with Guard(store_url) as guard:
+        refused(lambda: guard.usage(since=since), "since=.*; write a timedelta, or a datetime with its time zone")

@@ -7,8 +7,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from sagaspan._checks import check_name, described
 from sagaspan.exceptions import ConfigurationError
-from sagaspan.llm.demands import chat_demand, text_tokens
+from sagaspan.llm.demand import Demand
+from sagaspan.llm.demands import chat_demand, messages_demand, responses_demand, text_tokens
 from sagaspan.llm.prices import Prices, Rows, load_prices
 from sagaspan.llm.usage import Usage
 
@@ -34,6 +36,7 @@ def calculate_cost(
 
     Raises ``ConfigurationError`` for a model without a price, saying which row to write, and for counts that are none.
     """
+    check_name("model", model)
     try:
         usage = Usage(input_tokens=input_tokens, output_tokens=output_tokens, **counts)
     except TypeError as error:
@@ -47,13 +50,27 @@ def calculate_cost(
 def estimate_tokens(content: str | Sequence[Any] | Mapping[str, Any]) -> int:
     """The most input tokens that ``content`` can be, of whatever model, without a tokenizer and offline.
 
-    ``content`` is a text, messages of a chat, or all arguments of ``chat.completions.create``. A token is one byte at
-    least, so of English this is about four times the truth: a bound to reserve, never a bill.
+    ``content`` is a text, messages of a chat, or all arguments of ``chat.completions.create``, ``responses.create``,
+    ``embeddings.create`` or Anthropic's ``messages.create``. A token is one byte at least, so of English this is about
+    four times the truth: a bound to reserve, never a bill. Raises ``ConfigurationError`` for anything else.
     """
     if isinstance(content, str):
         return text_tokens(content)
-    if isinstance(content, Mapping):
-        return chat_demand(content).input_tokens
     if isinstance(content, list | tuple):
         return chat_demand({"messages": content}).input_tokens
-    raise ConfigurationError(f"estimate_tokens takes a text, messages or the arguments of a call, not {content!r:.40}")
+    if isinstance(content, Mapping):
+        return _demand_of(content).input_tokens
+    raise ConfigurationError(
+        f"estimate_tokens takes a text, messages or the arguments of a call, not {described(content)}"
+    )
+
+
+def _demand_of(arguments: Mapping[str, Any]) -> Demand:
+    """The demand of the call that these are the arguments of, told by what only its API takes."""
+    if "messages" in arguments:
+        return messages_demand(arguments) if "system" in arguments else chat_demand(arguments)
+    if "input" in arguments or "instructions" in arguments:
+        return responses_demand(arguments)
+    raise ConfigurationError(
+        f"estimate_tokens: arguments of a call have messages, or input; these have {', '.join(arguments) or 'nothing'}"
+    )

@@ -680,12 +680,13 @@ class Guard:
         max_output_tokens: int | None = None,
         provider: str | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """A decorator for a function that calls a model and returns its response; each call is an ``llm_call``."""
-        return metered(
-            lambda: self.llm_call(
-                model, input_tokens=input_tokens, max_output_tokens=max_output_tokens, provider=provider
-            )
-        )
+        """A decorator for a function that calls a model and returns its response; each call is an ``llm_call``.
+
+        Raises ``ConfigurationError``, also for what is no function, or one that gives its answer piece by piece.
+        """
+        check_name("model", model)
+        demand = Demand(input_tokens=input_tokens, output_tokens=max_output_tokens)
+        return metered(lambda: self.llm_call(model, provider=provider, demand=demand))
 
     def check_loop(self, tool: str, args: Mapping[str, Any] | None = None, *, allowed: int | None = None) -> None:
         """Count a call of ``tool`` that this guard does not make; raises ``LoopDetected`` after ``allowed`` equal ones.
@@ -693,7 +694,8 @@ class Guard:
         ``allowed`` None: as for tools whose policy does not say (5, or ``SAGASPAN_LOOP``). Counted are equal calls
         among the latest 64 of the run in force (else of this guard's session), with whatever result; the error has
         ``count`` and ``signature``. The third refusal stops the run, whoever handles the error. In a run all this is on
-        record, so that whoever resumes it goes on counting; a session ends with its process. Raises
+        record, so that whoever resumes it goes on counting, and what it checks once more counts once; a session ends
+        with its process. Raises
         ``ConfigurationError`` for ``args`` that are no mapping, or ``StoreError``.
         """
         run = self.current_run()

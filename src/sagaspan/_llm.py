@@ -28,7 +28,7 @@ from sagaspan import semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._billed import costs_nothing
 from sagaspan._call import Call
-from sagaspan._checks import check_choice
+from sagaspan._checks import check_choice, check_name
 from sagaspan._clock import now_us
 from sagaspan._context import calls_held, current_run
 from sagaspan._headroom import LEAST_OUTPUT, affordable_output
@@ -44,7 +44,7 @@ from sagaspan.ledger.store import ReserveChange
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Price, Prices
 from sagaspan.llm.responses import read_usage
-from sagaspan.llm.usage import Usage
+from sagaspan.llm.usage import MAX_COUNT, Usage, check_tokens
 from sagaspan.policy import Policy
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class LlmCall:
         limit_output: bool = False,
         operation: str = semconv.OPERATION_CHAT,
     ) -> None:
+        check_name("model", model)
         check_choice("operation", operation, OPERATIONS)
         self.model = model
         self.operation = operation
@@ -248,13 +249,15 @@ class LlmCall:
 
     def came_to(self, output_tokens: int) -> None:
         """Note that an answer has come to so many tokens, all choices together: so much is booked at least."""
+        check_tokens("output_tokens", output_tokens)
         self._came = max(self._came, output_tokens)
 
     def cover(self, output_tokens: int) -> None:
         """Say how far an answer has come, in tokens of all choices together; what is not reserved yet is reserved now.
 
         Does nothing as long as so much is reserved, so it may be said with every piece. Raises ``BudgetExceeded`` where
-        the budgets cannot pay for more: read no further then, and close the answer; or ``StoreError``.
+        the budgets cannot pay for more: read no further then, and close the answer; ``ConfigurationError`` for what is
+        no plain int; or ``StoreError``.
         """
         self.came_to(output_tokens)
         if output_tokens > self.covered and self.counts:
@@ -377,7 +380,7 @@ class LlmCall:
         assert self._call is not None  # noqa: S101 - it was begun
         step = max(self.covered // 2, _LEAST_STEP) if self._step is None else self._step
         while True:
-            finished = await self._call.shielded(self._extend, output_tokens + step)
+            finished = await self._call.shielded(self._extend, min(output_tokens + step, MAX_COUNT))
             if finished.interrupted is not None:
                 raise finished.interrupted
             refused = finished.value

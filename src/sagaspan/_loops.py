@@ -36,6 +36,8 @@ def check_loop(
         return
     signals = engine.signals if run is None else run.signals
     with signals.lock:
+        if signals.is_repeated(tool, digest):  # what is on record counts once, as what is replayed of guarded tools
+            return
         verdict, now = _verdict(engine, signals, run, tool, digest, allowed)
         if verdict is not None:
             signals.refusals += run is None or not run.record.on_record

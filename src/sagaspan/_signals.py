@@ -35,6 +35,7 @@ class Signals:
         self._version = 0
         self._told: set[str] = set()
         self._again: Counter[str] = Counter()
+        self._to_repeat: Counter[tuple[str, str]] = Counter()
         self._objects: dict[int, tuple[object, int]] = {}
         self._objects_seen = 0
 
@@ -59,6 +60,7 @@ class Signals:
             self._take(known, run.generation)
             found += [(entry[0], signal) for entry in self._entries if (signal := _signal(entry, told)) is not None]
         self._again = Counter(entry[1] for entry in self._entries if len(entry) == 2)
+        self._to_repeat = Counter(entry[1:] for entry in self._entries if len(entry) == 3)
         found.sort(key=lambda one: one[0])
         self.ring = tuple(signal for _, signal in found[-loops.RING :])
 
@@ -109,6 +111,13 @@ class Signals:
     def answered_again(self, call_id: str) -> int:
         """How often earlier incarnations were given the answer of a call once more."""
         return self._again[call_id]
+
+    def is_repeated(self, tool: str, args: str) -> bool:
+        """Whether a counted call is one that an earlier incarnation made, which its agent now comes by once more."""
+        left = self._to_repeat[tool, args]
+        if left:
+            self._to_repeat[tool, args] = left - 1
+        return left > 0
 
     def first_time(self, signature: str) -> bool:
         """Whether nobody was told of this loop before."""

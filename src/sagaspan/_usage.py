@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from sagaspan import _owner as owner
+from sagaspan._checks import described
 from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, in_units
 from sagaspan.budget import Budget, Budgets, budgets_of
@@ -110,6 +111,10 @@ def since_us(since: dt.timedelta | dt.datetime | None) -> int:
         return 0
     if isinstance(since, dt.timedelta):
         return now_us() - int(since.total_seconds() * 1e6)
+    if not isinstance(since, dt.datetime):
+        raise ConfigurationError(
+            f"since={since!r} is {described(since)}; write a timedelta, or a datetime with its time zone"
+        )
     if since.tzinfo is None:
         raise ConfigurationError(f"since={since} has no time zone; say which, e.g. datetime.now(UTC)")
     return int(since.timestamp() * 1e6)

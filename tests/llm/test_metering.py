@@ -321,3 +321,11 @@ def test_the_collector_does_not_settle_in_its_own_place(guard: Guard) -> None:
         time.sleep(0.001)
     assert threads == ["sagaspan-reaper"]
     assert guard.usage(model="cheap").reserved == 0
+
+
+@pytest.mark.parametrize("model", [None, "", 5, lambda question: question])
+def test_what_is_no_name_of_a_model_is_refused(guard: Guard, model: Any) -> None:
+    """Where it is written, also of a decorator that was not called."""
+    for wrong in (guard.llm_call, guard.llm):
+        with pytest.raises(ConfigurationError, match=r"model=.* is "):
+            wrong(model)

@@ -137,16 +137,28 @@ def test_check_loop_counts_calls_made_elsewhere(guard: Guard) -> None:
 
 
 def test_what_check_loop_counted_counts_after_a_restart(guard: Guard, store_url: str) -> None:
-    """Calls and refusals: whoever resumes the run, in another process, goes on counting, and it is stopped."""
+    """Calls and refusals: whoever resumes the run, in another process, goes on counting, and it is stopped.
+
+    As of guarded tools: the calls that it made before are come by once more, and count once.
+    """
     search = functools.partial(_check, "search", {"q": "x"})
     with pytest.raises(KeyboardInterrupt), guard.run("r", id="r", on_interrupt="hold"):
         for _ in range(4):
             search(guard)
         raise KeyboardInterrupt
-    assert [_in_another_process(store_url) for _ in range(2)] == ["5 calls, then call 6 refused", "call 6 refused"]
+    assert [_in_another_process(store_url) for _ in range(2)] == ["5 calls, call 6 refused"] * 2
     with pytest.raises(LoopDetected, match="third time, so the run stops"), guard.run("r", id="r"):
-        search(guard)
+        for _ in range(6):
+            search(guard)
     assert guard.runs.get("r").reason == "loop"
+
+
+def test_a_resumed_run_counts_what_it_checks_again_once(guard: Guard) -> None:
+    """A job of three equal calls that crashes and crashes is no loop, and nothing is rolled back."""
+    search = functools.partial(_check, "search", {"q": "x"}, guard)
+    for _ in range(4):
+        assert _interrupted(guard, *[search] * 3) == [None] * 3
+    assert _interrupted(guard, *[search] * 6) == [None] * 5 + [6]
 
 
 def test_a_reopened_run_begins_anew(guard: Guard) -> None:
@@ -168,13 +180,13 @@ import os, sys
 from sagaspan import Guard, LoopDetected
 guard = Guard(sys.argv[1])
 guard.run("r", id="r", on_interrupt="hold").__enter__()
-counted = ""
+calls = 0
 try:
     while True:
         guard.check_loop("search", {"q": "x"})
-        counted = "5 calls, then "
+        calls += 1
 except LoopDetected as error:
-    print(f"{counted}call {error.count} refused", flush=True)
+    print(f"{calls} calls, call {error.count} refused", flush=True)
 os._exit(9)
 """
 

@@ -30,12 +30,12 @@ def extend(
     try:
         limits.reload()
     except StoreUnavailable:
-        if _hold(limits.reservations(known, record.started_us)):
+        if _hold(limits.reservations(known, record.started_us, begins=False)):
             raise
         return record
     more = {unit: amount for unit, amount in more.items() if amount > 0}
     # At the time of its claim: what it uses counts in the windows that it began in.
-    reserves = limits.reservations(call.declare(costs=more), record.started_us)
+    reserves = limits.reservations(call.declare(costs=more), record.started_us, begins=False)
     if not _hold(reserves):  # who only watches sees it at the end
         return record
     after, audit = transitions.move_call(record, CallEvent.EXTEND, now_us(), reserved=reserving_more(record, reserves))

@@ -164,13 +164,16 @@ class Limits:
         if record is not None:
             raise frozen_refusal(call, record)
 
-    def reservations(self, call: Call, at_us: int) -> list[ReserveChange]:
-        """What ``call`` reserves, in the order of scopes; raises ``BudgetExceeded`` for a run that is out of time."""
+    def reservations(self, call: Call, at_us: int, *, begins: bool = True) -> list[ReserveChange]:
+        """What ``call`` reserves, in the order of scopes; raises ``BudgetExceeded`` for a run that is out of time.
+
+        Time is up for what ``begins``; what has begun in time is not cut for it.
+        """
         none = not (len(self._known.set_) or len(self._declared) or any(budgets for _, budgets in call.purse))
         if none and call.tool.policy.max_calls is None:
             return []
         plan, costs = self._plan_of(call), call.declared.costs
-        if not self.observes:
+        if begins and not self.observes:
             for scope, budget in plan.timed:
                 _check_time(call, scope, budget, at_us)
         return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sagaspan.exceptions import ConfigurationError
-from sagaspan.llm.usage import MAX_COUNT
+from sagaspan.llm.usage import check_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,7 @@ class Demand:
         if self.output_tokens is not None:
             counts["output_tokens"] = self.output_tokens
         for name, value in counts.items():
-            if type(value) is not int or not 0 <= value <= MAX_COUNT:
-                raise ConfigurationError(f"{name} is {value!r:.40}; it must be a plain int from 0 on")
+            check_tokens(name, value)
         if self.audio_tokens > self.input_tokens:
             raise ConfigurationError("audio_tokens are part of input_tokens, and exceed them")
 

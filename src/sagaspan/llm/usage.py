@@ -7,8 +7,14 @@ from typing import Final
 
 from sagaspan.exceptions import ConfigurationError
 
-MAX_COUNT: Final = 10**12
+MAX_COUNT: Final = 10**9
 """No call has more tokens than this; a larger number is an error of whoever reports it."""
+
+
+def check_tokens(name: str, value: object) -> None:
+    """Refuse what is no count of one call: a plain int from 0 to ``MAX_COUNT``."""
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ConfigurationError(f"{name} is {value!r:.40}; it must be a plain int from 0 to {MAX_COUNT:,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +59,7 @@ class Usage:
 
     def __post_init__(self) -> None:
         for name in COUNTS:
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= MAX_COUNT:
-                raise ConfigurationError(f"usage: {name} is {value!r:.40}; it must be a plain int from 0 on")
+            check_tokens(f"usage: {name}", getattr(self, name))
         for parts, whole in _PARTS:
             if sum(getattr(self, part) for part in parts) > getattr(self, whole):
                 raise ConfigurationError(f"usage: {' and '.join(parts)} are parts of {whole}, and exceed it")

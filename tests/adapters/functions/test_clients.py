@@ -170,6 +170,18 @@ def test_options_of_a_stream_in_the_extra_body(guard: Guard, model_server: Model
     assert extra == {"stream_options": {"include_obfuscation": False}}
 
 
+def test_a_limit_in_the_extra_body_is_the_limit(guard: Guard, model_server: ModelServer) -> None:
+    """It is reserved and sent as it stands: a second one would be another limit."""
+    client = guard.wrap(model_server.openai())
+    with guard.run("r", budget="1500 tokens"):
+        client.chat.completions.create(model="gpt-4o", messages=SAY, extra_body={"max_tokens": 50})
+    body = model_server.requests[-1].body
+    assert {name: value for name, value in body.items() if "max" in name} == {"max_tokens": 50}
+    with pytest.raises(BudgetExceeded), guard.run("r", budget="1500 tokens"):
+        client.chat.completions.create(model="gpt-4o", messages=SAY, extra_body={"max_tokens": 5000})
+    assert len(model_server.requests) == 1
+
+
 def test_a_slash_at_the_end_is_no_way_out(guard: Guard, model_server: ModelServer) -> None:
     """Servers take it for the same address: it is metered, or refused, as that."""
     client = guard.wrap(model_server.openai())

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from sagaspan import Budget, BudgetExceeded, Guard, StoreUnavailable
+from sagaspan import Budget, BudgetExceeded, ConfigurationError, Guard, StoreUnavailable
 from tests.adapters.functions.test_unreadable import DONE, Body, chunk
 from tests.providers.apis import CHAT, MESSAGE, RESPONSE
 
@@ -287,3 +287,31 @@ def test_a_call_by_hand_is_extended_and_cut(guard: Guard) -> None:
             call.cover(tokens)
     assert Decimal("0.0095") < guard.usage(run="r").spent <= Decimal("0.01")
     assert guard.usage(run="r").reserved == 0
+
+
+def test_what_is_no_count_settles_nothing_and_reserves_nothing(guard: Guard) -> None:
+    """It is refused with the first piece, and the call is settled with what came before."""
+    for count in (10.0, "10", -1, 10**12, True):
+        with (
+            pytest.raises(ConfigurationError, match="it must be a plain int from 0 to"),
+            guard.run("r", budget="0.01 USD", on_budget="hold") as run,
+            guard.llm_call("gpt-4o", max_output_tokens=100) as call,
+        ):
+            call.streams()
+            call.cover(50)
+            call.cover(count)  # type: ignore[arg-type]
+        assert (guard.usage(run=run.id).spent, guard.usage(run=run.id).reserved) == (A_HUNDRED, 0)
+
+
+def test_time_cuts_no_answer_that_began_in_time(guard: Guard) -> None:
+    """A wall clock refuses the next call; what runs is extended and read to its end."""
+    with pytest.raises(BudgetExceeded, match="has worked for"), guard.run("r", id="r", budget="1 USD"):
+        call = guard.llm_call("gpt-4o", max_output_tokens=100)
+        with call:
+            call.streams()
+            guard.set_budget("run:r", "0.000001 s")
+            call.cover(1000)
+            call.settle(input_tokens=0, output_tokens=900)
+        with guard.llm_call("gpt-4o", max_output_tokens=100):
+            raise AssertionError("it was sent")
+    assert guard.usage(run="r").spent == 9 * A_HUNDRED
