@@ -4563,6 +4563,8 @@ RULES: Final[tuple[Rule, ...]] = (
         old="    if character in _MARKS or any(",
         new="    if any(",
         tests=("tests/test_rendering.py::test_letters_that_are_not_what_they_look_like_are_named",),
+    ),
+    Rule(
         section="(f) 2",
         rule="What check_loop counted is counted once, however often its run is resumed.",
         file="src/sagaspan/_loops.py",
