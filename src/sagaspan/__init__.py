@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from sagaspan.ledger.verifying import AuditFinding
     from sagaspan.notify import Notify
     from sagaspan.policy import Approval, Policy, Retry
-    from sagaspan.telemetry import configure_tracing
+    from sagaspan.telemetry import configure_metrics, configure_tracing
     from sagaspan.webhooks import Webhook
 
 _HOMES = {
@@ -82,7 +82,7 @@ _HOMES = {
     "sagaspan.ledger.records": ("ApprovalState", "CallInfo", "CallState", "RunInfo", "RunState"),
     "sagaspan.ledger.verifying": ("AuditFinding",),
     "sagaspan.policy": ("Approval", "Policy", "Retry"),
-    "sagaspan.telemetry": ("configure_tracing",),
+    "sagaspan.telemetry": ("configure_metrics", "configure_tracing"),
     "sagaspan.exceptions": (
         "ApprovalDenied", "ApprovalExpired", "ApprovalPending", "BudgetExceeded", "CallInProgress", "CircuitOpen",
         "CompensationFailed", "ConfigurationError", "KeyConflict", "LockConflict", "LoopDetected", "NotApplied",
@@ -158,6 +158,7 @@ __all__ = [
     "__version__",
     "calculate_cost",
     "compose",
+    "configure_metrics",
     "configure_tracing",
     "estimate_tokens",
 ]

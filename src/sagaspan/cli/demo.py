@@ -37,12 +37,13 @@ select split_part(run_id, '-', 3) as run, tool, phase, state, outcome, duration_
 @pass_settings
 def demo(settings: Settings) -> None:
     """The whole story, offline, in seconds: an agent, a declined card, a rollback, and nothing done twice."""
-    from sagaspan import Guard, configure_tracing
+    from sagaspan import Guard, configure_metrics, configure_tracing
     from sagaspan._home import home
 
     trip = _trip()
     folder = home(create=True)
     provider = configure_tracing("sagaspan-demo", directory=settings.traces)
+    configure_metrics("sagaspan-demo")
     story = _Story(trip, prefix=f"trip-{secrets.token_hex(3)}", world=folder / _WORLD, quiet=settings.as_json)
     with Guard(settings.store, prices=_PRICES, tracer_provider=provider) as guard:
         agent = guard.wrap(trip.build_agent(), _policies(trip))  # the one line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sagaspan.telemetry.configure import configure_tracing
+from sagaspan.telemetry.metrics import configure_metrics
 from sagaspan.telemetry.sink import JsonLinesSpanProcessor
 
-__all__ = ["JsonLinesSpanProcessor", "configure_tracing"]
+__all__ = ["JsonLinesSpanProcessor", "configure_metrics", "configure_tracing"]

@@ -21,7 +21,6 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
     OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
     OTEL_EXPORTER_OTLP_TRACES_TIMEOUT,
-    OTEL_SDK_DISABLED,
 )
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -30,16 +29,15 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from sagaspan import _fork as fork
 from sagaspan._checks import check_name
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
+from sagaspan.telemetry import environment
 from sagaspan.telemetry.retention import Retention
 from sagaspan.telemetry.sink import JsonLinesSpanProcessor
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-EXIT_PATIENCE_MS: Final = 2_000  # how long a dead endpoint may hold up the program's exit
 _QUEUE_SIZE: Final = 65_536  # the SDK's 2,048 lose 41 % of a burst of 20,000 spans
 _BATCH_SIZE: Final = 512
-_EXPORT_TIMEOUT: Final = 5  # seconds
 _OTLP: Final = "otlp"
 
 _lock = fork.new_lock()
@@ -67,7 +65,7 @@ def configure_tracing(
     check_name("service_name", service_name, optional=True)
     with _lock:
         provider = tracer_provider or _global_provider(service_name)
-        if os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
+        if environment.disabled():
             return provider
         added = _added.setdefault(provider, set())
         _add_sink(provider, added, _trace_directory(directory), service_name)
@@ -112,7 +110,7 @@ def _trace_directory(directory: Path | str | None) -> Path:
 def _add_sink(provider: TracerProvider, added: set[str], directory: Path, service_name: str | None) -> None:
     if str(directory) in added:
         return
-    retention = Retention.parse(text) if (text := _first_set("SAGASPAN_TRACE_RETENTION")) else None
+    retention = Retention.parse(text) if (text := environment.first_set("SAGASPAN_TRACE_RETENTION")) else None
     provider.add_span_processor(JsonLinesSpanProcessor(directory, service_name=service_name, retention=retention))
     added.add(str(directory))
 
@@ -123,7 +121,7 @@ class _PromptBatchProcessor(BatchSpanProcessor):
     """
 
     def shutdown(self) -> None:
-        self._batch_processor.shutdown(timeout_millis=EXIT_PATIENCE_MS)
+        self._batch_processor.shutdown(timeout_millis=environment.EXIT_PATIENCE_MS)
 
 
 def _otlp_processor() -> BatchSpanProcessor:
@@ -137,26 +135,16 @@ def _otlp_processor() -> BatchSpanProcessor:
 
 
 def _otlp_exporter() -> SpanExporter:
-    timeout = None if _first_set(OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT) else _EXPORT_TIMEOUT
-    protocol = _first_set(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL) or "http/protobuf"
-    match protocol:
-        case "http/protobuf":
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+    patience = environment.first_set(OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT)
+    timeout = None if patience else environment.EXPORT_TIMEOUT
+    if environment.protocol(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL) == environment.GRPC:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-            return HttpExporter(timeout=timeout)
-        case "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+        return GrpcExporter(timeout=timeout)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-            return GrpcExporter(timeout=timeout)
-    raise ConfigurationError(
-        f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol!r} is not supported: use 'http/protobuf' (port 4318) or "
-        "'grpc' (4317)."
-    )
+    return HttpExporter(timeout=timeout)
 
 
 def _endpoint() -> str | None:
-    return _first_set(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, OTEL_EXPORTER_OTLP_ENDPOINT)
-
-
-def _first_set(*names: str) -> str | None:
-    return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
+    return environment.first_set(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, OTEL_EXPORTER_OTLP_ENDPOINT)
