@@ -65,13 +65,22 @@ def _members(target: Any) -> list[Any]:
 
 
 def _wrap_model(guard: Guard, model: Any, book: PolicyBook) -> Any:
+    from langchain_core.embeddings import Embeddings
+
+    from sagaspan_langchain._embeddings import asks_others, guarded_embeddings
     from sagaspan_langchain._marks import guard_of
     from sagaspan_langchain._models import guarded_model
 
     if guard_of(model) is not None:
         raise ConfigurationError(f"the model {type(model).__qualname__} is guarded already; wrap it once")
-    book.check_names([], where="a chat model, which has no tools,")
-    return guarded_model(guard, model)
+    book.check_names([], where="a model, which has no tools,")
+    if not isinstance(model, Embeddings):
+        return guarded_model(guard, model)
+    if asks_others(model):
+        raise ConfigurationError(
+            f"{type(model).__qualname__} asks other embeddings; wrap those, and give it the wrapped ones"
+        )
+    return guarded_embeddings(guard, model)
 
 
 def _refuse(what: str, *options: Any) -> None:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel, BaseLLM
+from langchain_core.language_models.base import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langchain_core.tools import Tool as SingleInputTool
@@ -59,7 +61,7 @@ def check() -> None:
 def _lacking() -> Iterator[str]:
     node = ToolNode([])
     private = {
-        BaseTool: ("_filter_injected_args",), BaseChatModel: ("_get_ls_params",),
+        BaseTool: ("_filter_injected_args",), BaseChatModel: ("_get_ls_params",), BaseLLM: ("_get_ls_params",),
         node: ("_parse_input", "_messages_key", "_extract_state"),
     }  # fmt: skip
     for owner, names in private.items():
@@ -91,14 +93,15 @@ def is_graph(target: object) -> bool:
 
 
 def is_model(target: object) -> bool:
-    """Whether ``target`` is a chat model."""
-    return isinstance(target, BaseChatModel)
+    """Whether ``target`` is a model of chat, of texts or of embeddings."""
+    return isinstance(target, BaseChatModel | BaseLLM | Embeddings)
 
 
-def facts_of(model: BaseChatModel, stop: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat model says of itself for tracing; a provider only if its class names one."""
-    facts = dict(model._get_ls_params(stop=stop, **options))  # noqa: SLF001 - the reason for this module
-    if own_class(model)._get_ls_params is BaseChatModel._get_ls_params:  # noqa: SLF001 - as above
+def facts_of(model: BaseLanguageModel[Any], stop: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model says of itself for tracing; a provider only if its class names one."""
+    kind: Any = own_class(model)
+    facts = dict(kind._get_ls_params(model, stop=stop, **options))  # noqa: SLF001 - the reason for this module
+    if kind._get_ls_params in (BaseChatModel._get_ls_params, BaseLLM._get_ls_params):  # noqa: SLF001 - as above
         facts.pop("ls_provider", None)  # made of the name of the class, which no price table knows
     return facts
 
@@ -112,12 +115,13 @@ def takes(method: Callable[..., Any], name: str) -> bool:
 
 def is_runnable(target: object) -> bool:
     """Whether ``target`` is anything else of LangChain's that is invoked, and runs here."""
-    return isinstance(target, Runnable) and not isinstance(target, RemoteGraph | BaseLLM)
+    return isinstance(target, Runnable) and not isinstance(target, RemoteGraph)
 
 
-def name_of(model: BaseChatModel) -> str:
-    """What a chat model asks for, or what it is."""
-    return str(facts_of(model, None, {}).get("ls_model_name") or model._llm_type)  # noqa: SLF001 - as every model has it
+def name_of(model: Any, facts: Mapping[str, Any] | None = None) -> str:
+    """What a model asks for, or what it is."""
+    known = facts_of(model, None, {}) if facts is None else facts
+    return str(known.get("ls_model_name") or model._llm_type)  # noqa: SLF001 - as every model has it
 
 
 def injected_among(tool: BaseTool, names: Iterable[str]) -> frozenset[str]:

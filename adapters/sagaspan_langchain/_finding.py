@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import BaseTool
@@ -25,6 +26,7 @@ from sagaspan import Coverage
 from sagaspan.adapters import tool_behind
 from sagaspan_langchain import _compat
 from sagaspan_langchain._bypasses import called_directly, codes_of, way_past_the_body
+from sagaspan_langchain._embeddings import name_of
 from sagaspan_langchain._marks import guard_of, own_class
 
 _FRAMEWORKS: Final = ("langchain", "langchain_core", "langchain_classic", "langgraph", "sagaspan", "pydantic")
@@ -37,7 +39,7 @@ class Found:
     """What was found: tools by name, models, what nobody sees into, and where code calls the body of a tool itself."""
 
     tools: dict[str, BaseTool] = field(default_factory=dict)
-    models: dict[str, BaseChatModel] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
     opaque: dict[str, None] = field(default_factory=dict)
     bypassed: dict[str, str] = field(default_factory=dict)
     _seen: dict[int, Any] = field(default_factory=dict)
@@ -61,10 +63,13 @@ class Found:
                 self.opaque[f"the tool {target.name!r}: its class runs it in {way!r}, past the guard"] = None
             bodies = (vars(target).get(name) for name in ("func", "coroutine"))
             yield from ((body, 1, f"the tool {target.name!r}") for body in bodies if body is not None)
-        elif isinstance(target, BaseChatModel):
+        elif isinstance(target, BaseChatModel | BaseLLM):
             self.models.setdefault(_compat.name_of(target), target)
-        elif isinstance(target, BaseLLM):
-            self.opaque[f"{type(target).__name__}: a model of texts, not of chat, whose use is not counted"] = None
+        elif isinstance(target, Embeddings):
+            others = [held for held in getattr(target, "__dict__", {}).values() if isinstance(held, Embeddings)]
+            if not others:
+                self.models.setdefault(name_of(target), target)
+            yield from ((one, 0, where) for one in others)
         elif isinstance(target, RemoteGraph):
             self.opaque[f"{target.name}: a graph that runs elsewhere"] = None
         elif isinstance(target, ToolNode):
@@ -147,7 +152,7 @@ def _is_of_interest(value: Any) -> bool:
         return any(_is_of_interest(item) or isinstance(item, dict) for item in value[:200])
     if isinstance(value, dict):
         return any(_is_of_interest(item) for item in list(value.values())[:200])
-    kinds = (Runnable, types.FunctionType, types.MethodType, functools.partial)
+    kinds = (Runnable, Embeddings, types.FunctionType, types.MethodType, functools.partial)
     return (isinstance(value, kinds) or _is_part(value)) and not inspect.isclass(value)
 
 

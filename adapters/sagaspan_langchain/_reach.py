@@ -1,10 +1,10 @@
 """How the tools and models are guarded that no copy of an agent holds: in closures, of sub-agents, made on the way.
 
 While a step of a guarded agent runs, its ``Scope`` is in force, as a context variable that LangChain and LangGraph
-carry into their threads and tasks. LangChain sends every call of a tool through ``BaseTool.run`` or ``arun``, and every
-call of a chat model through a few methods of ``BaseChatModel``; within a scope these go on with the guarded twin of the
-object. Outside of one they are what they were: agents that nobody wrapped do not change. In a thread that lost the
-context, the scope it was started in counts.
+carry into their threads and tasks. LangChain sends every call of a tool through ``BaseTool.run`` or ``arun``, every
+request to a model through a few methods of ``BaseChatModel`` and ``BaseLLM``, and what is embedded through four of
+``Embeddings``; within a scope these go on with the guarded twin of the object. Outside of one they are what they were:
+agents that nobody wrapped do not change. In a thread that lost the context, the scope it was started in counts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from langchain_core.language_models import BaseChatModel
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.tools import BaseTool
 
 from sagaspan import Guard, Run, SagaspanError
 from sagaspan.adapters import PolicyBook
 from sagaspan_langchain import _errors as errors
 from sagaspan_langchain import _threads
+from sagaspan_langchain._embeddings import METHODS, asks_others, guarded_embeddings, is_under_way
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._models import guarded_model
 from sagaspan_langchain._subclasses import ainvoked, invoked, is_twin
@@ -46,7 +48,7 @@ class Scope:
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """Within the block every tool and chat model is guarded."""
+        """Within the block every tool and model is guarded."""
         token = scope_in_force.set(self)
         try:
             yield
@@ -66,10 +68,10 @@ class Scope:
         guarded: BaseTool = self._twin(tool, lambda: guard_in_agent(self.guard, tool, self.book, self.peers))
         return guarded
 
-    def model(self, model: BaseChatModel) -> BaseChatModel:
+    def model(self, model: Any) -> Any:
         """The guarded twin of ``model``."""
-        guarded: BaseChatModel = self._twin(model, lambda: guarded_model(self.guard, model))
-        return guarded
+        make = guarded_embeddings if isinstance(model, Embeddings) else guarded_model
+        return self._twin(model, lambda: make(self.guard, model))
 
     def _twin(self, target: Any, make: Callable[[], Any]) -> Any:
         if guard_of(target) is not None:
@@ -93,11 +95,14 @@ def install() -> None:
             return
         for base, name, hook in _HOOKS:
             _put(base, name, hook)
-        _hook_below(BaseTool)
-        _hook_what_comes()
+        for base, hooks in _BELOW:
+            _hook_below(base, hooks)
+            _hook_what_comes(base, hooks)
         _threads.install(_step_in_force)
 
 
+_Hook = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Hooks = Mapping[str, _Hook]
 _INSTALLED: Final = "__sagaspan_reaches__"
 _lock = threading.Lock()
 
@@ -106,34 +111,37 @@ def _is_hooked(method: Any) -> bool:
     return getattr(method, _INSTALLED, None) is method  # a decorated copy of it has the attribute too
 
 
-def _put(base: Any, name: str, hook: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _put(base: Any, name: str, hook: _Hook) -> None:
     hooked = hook(vars(base)[name])
     setattr(hooked, _INSTALLED, hooked)
     setattr(base, name, hooked)
 
 
-def _hook_below(kind: Any) -> None:
-    """Classes of tools that override what is hooked may never call it."""
+def _hook_below(kind: Any, hooks: _Hooks) -> None:
+    """Classes that override what is hooked may never call it."""
     for each in kind.__subclasses__():
-        _hook_own(each)
-        _hook_below(each)
+        _hook_own(each, hooks)
+        _hook_below(each, hooks)
 
 
-def _hook_own(kind: Any) -> None:
-    for name, hook in (("run", _tool_hook), ("arun", _atool_hook)):
+def _hook_own(kind: Any, hooks: _Hooks) -> None:
+    for name, hook in hooks.items():
         if name in vars(kind) and not _is_hooked(vars(kind)[name]) and not is_twin(kind):
             _put(kind, name, hook)
 
 
-def _hook_what_comes() -> None:
-    base: Any = BaseTool
-    original = vars(base)["__init_subclass__"].__func__
+def _hook_what_comes(base: Any, hooks: _Hooks) -> None:
+    original = base.__init_subclass__.__func__ if "__init_subclass__" in vars(base) else None
 
-    @functools.wraps(original)
     def hooked(cls: Any, /, **options: Any) -> None:
-        original(cls, **options)
-        _hook_own(cls)
+        if original is None:
+            super(base, cls).__init_subclass__(**options)
+        else:
+            original(cls, **options)
+        _hook_own(cls, hooks)
 
+    if original is not None:
+        hooked = functools.wraps(original)(hooked)
     base.__init_subclass__ = classmethod(cast("Any", hooked))
 
 
@@ -205,7 +213,7 @@ def _atool_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _model_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_free(self):
             return original(self, *args, **kwargs)
         with _regained():
@@ -216,7 +224,7 @@ def _model_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _amodel_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    async def acall(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
+    async def acall(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_free(self):
             return await original(self, *args, **kwargs)
         with _regained():
@@ -225,9 +233,43 @@ def _amodel_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     return acall
 
 
-_HOOKS: Final[tuple[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], ...]] = (
+def _embedding_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def embed(self: Embeddings, *args: Any, **kwargs: Any) -> Any:
+        if not _is_counted(self):
+            return original(self, *args, **kwargs)
+        with _regained():
+            return getattr(_guarded(self), original.__name__)(*args, **kwargs)
+
+    return embed
+
+
+def _aembedding_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def embed(self: Embeddings, *args: Any, **kwargs: Any) -> Any:
+        if not _is_counted(self):
+            return await original(self, *args, **kwargs)
+        with _regained():
+            return await getattr(_guarded(self), original.__name__)(*args, **kwargs)
+
+    return embed
+
+
+def _is_counted(target: Embeddings) -> bool:
+    return _is_free(target) and not is_under_way(target) and not asks_others(target)
+
+
+_BELOW: Final[tuple[tuple[Any, _Hooks], ...]] = (
+    (BaseTool, {"run": _tool_hook, "arun": _atool_hook}),
+    (Embeddings, {name: _aembedding_hook if name.startswith("a") else _embedding_hook for name in METHODS}),
+)
+_HOOKS: Final[tuple[tuple[Any, str, _Hook], ...]] = (
     (BaseTool, "run", _tool_hook),
     (BaseTool, "arun", _atool_hook),
+    (BaseLLM, "generate", _model_hook),
+    (BaseLLM, "agenerate", _amodel_hook),
+    (BaseLLM, "stream", _model_hook),
+    (BaseLLM, "astream", _model_hook),
     (BaseChatModel, "generate", _model_hook),
     (BaseChatModel, "agenerate", _amodel_hook),
     (BaseChatModel, "stream", _model_hook),

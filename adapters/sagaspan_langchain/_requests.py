@@ -1,4 +1,4 @@
-"""What a request to a chat model can cost at most: its model, who serves it, and upper bounds of what it uses."""
+"""What a request to a model can cost at most: its model, who serves it, and upper bounds of what it uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.base import BaseLanguageModel
 from langchain_core.messages import BaseMessage
 
 from sagaspan.llm.demand import Demand
@@ -15,6 +15,7 @@ from sagaspan.llm.models import provider_of
 from sagaspan_langchain import _compat
 
 _LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample", "num_predict")
+_CHOICES: Final = ("n", "best_of")
 _PASSED_ON: Final = ("tools", "functions", "response_format", "thinking", "service_tier", "modalities")
 
 
@@ -27,12 +28,19 @@ class Request:
     demand: Demand
 
 
-def request_of(model: BaseChatModel, messages: Sequence[BaseMessage], stop: Any, options: Mapping[str, Any]) -> Request:
-    """What ``model`` is about to send."""
+def request_of(
+    model: BaseLanguageModel[Any],
+    messages: Sequence[BaseMessage],
+    stop: Any,
+    options: Mapping[str, Any],
+    *,
+    requests: int = 1,
+) -> Request:
+    """What ``model`` is about to send, for so many ``requests`` at once."""
     facts = _compat.facts_of(model, stop, options)
-    name = facts.get("ls_model_name") or model._llm_type  # noqa: SLF001 - what every chat model must define
+    name = _compat.name_of(model, facts)
     provider = facts.get("ls_provider")
-    settings = {name: _setting(model, options, name) for name in (*_LIMITS, *_PASSED_ON, "n")}
+    settings = {name: _setting(model, options, name) for name in (*_LIMITS, *_PASSED_ON, *_CHOICES)}
     arguments = {
         **{name: value for name, value in settings.items() if value is not None and name not in _LIMITS},
         "messages": [_content(message) for message in messages],
@@ -42,15 +50,17 @@ def request_of(model: BaseChatModel, messages: Sequence[BaseMessage], stop: Any,
     limits = [limit for limit in given if type(limit) is int and limit > 0]
     if limits:
         arguments["max_tokens"] = max(limits)
-    return Request(model=str(name), provider=provider, demand=_open(read(arguments), settings))
+    each = _choices(settings)
+    return Request(model=name, provider=provider, demand=replace(read(arguments), choices=each * requests))
 
 
-def _open(demand: Demand, settings: Mapping[str, Any]) -> Demand:
-    choices = settings.get("n")
-    return demand if type(choices) is not int or choices < 1 else replace(demand, choices=choices)
+def _choices(settings: Mapping[str, Any]) -> int:
+    """How many answers are made of one request; of the best of some, all are billed."""
+    given = (settings.get(name) for name in _CHOICES)
+    return max((one for one in given if type(one) is int and one > 0), default=1)
 
 
-def _setting(model: BaseChatModel, options: Mapping[str, Any], name: str) -> Any:
+def _setting(model: BaseLanguageModel[Any], options: Mapping[str, Any], name: str) -> Any:
     """What a request has for ``name``: of the call itself, else of the model."""
     found = options.get(name)
     return getattr(model, name, None) if found is None else found

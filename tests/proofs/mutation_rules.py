@@ -2095,6 +2095,30 @@ RULES: Final[tuple[Rule, ...]] = (
         new="return write[2]",
         tests=(_NESTED + "test_an_agent_that_asks_twice_gets_both_answers",),
     ),
+    Rule(
+        section="design 4.3",
+        rule="A completion model of LangChain, and embeddings, send nothing that the budget cannot pay for.",
+        file="adapters/sagaspan_langchain/_models.py",
+        old="((BaseLLM, LLM), _OF_TEXTS)",
+        new="((BaseLLM, LLM), {})",
+        tests=("tests/adapters/langchain/test_completions.py::test_what_is_spent_is_what_was_asked",),
+    ),
+    Rule(
+        section="design 4.3",
+        rule="Embeddings that a wrapped agent reaches are metered.",
+        file="adapters/sagaspan_langchain/_reach.py",
+        old="return getattr(_guarded(self), original.__name__)(*args, **kwargs)\n\n    return embed\n\n\ndef _aembedding_hook",
+        new="return original(self, *args, **kwargs)\n\n    return embed\n\n\ndef _aembedding_hook",
+        tests=("tests/adapters/langchain/test_completions.py::test_within_a_wrapped_agent_they_are_reached",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="Embeddings of which one method asks another are counted once.",
+        file="adapters/sagaspan_langchain/_reach.py",
+        old="and not is_under_way(target) and",
+        new="and",
+        tests=("tests/adapters/langchain/test_completions.py::test_within_a_wrapped_agent_they_are_reached",),
+    ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(
         section="design 4.6",
