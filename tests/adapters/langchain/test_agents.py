@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.documents import Document
 from langchain_core.tools import tool
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -432,8 +432,8 @@ def test_an_agent_of_guarded_tools_is_guarded_once(guard: Guard, shop: Shop, wor
 
 def test_what_it_cannot_guard_is_refused_by_name(guard: Guard) -> None:
     """A LangChain object without tools of its own is refused with what to wrap instead."""
-    with pytest.raises(ConfigurationError, match=r"InMemoryChatMessageHistory.*wrap the agent"):
-        guard.wrap(InMemoryChatMessageHistory())
+    with pytest.raises(ConfigurationError, match=r"Document.*wrap the agent"):
+        guard.wrap(Document(page_content="no agent"))
 
 
 def test_a_compensation_can_be_named_after_a_tool_of_the_agent(guard: Guard, world: World) -> None:
