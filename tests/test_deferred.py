@@ -156,6 +156,25 @@ def test_a_worker_that_was_taken_over_sends_nothing_more(guard: Guard, caller: C
     assert (guard.runs.get("a").status, guard.runs.get("a").completing) == ("running", True)
 
 
+def test_a_worker_that_was_taken_over_gives_up_nothing(guard: Guard, caller: Caller, tmp_path: Path) -> None:
+    """Somebody else judges its call meanwhile: ``critical=False`` does not make that the failure it knows of."""
+
+    @caller.tool(guard, defer=True, critical=False, marks_sending=True)
+    def send(n: int) -> None:
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as connection, connection:
+            connection.execute("update calls set state = 'unknown', version = version + 1")
+        guard.current_call().sending()
+        pytest.fail("sent")
+
+    async def job() -> None:
+        async with caller.run(guard, id="a"):
+            await caller.call(send, 1)
+
+    with pytest.raises(OutcomeUnknown, match="taken over by another worker"):
+        caller.play(job)
+    assert states(guard) == ["send 1 unknown"]
+
+
 def test_a_run_that_fails_drops_it(guard: Guard, caller: Caller, post: Post) -> None:
     """Nothing is sent and nothing of it needs an undo; the audit says why, the note on the error what."""
     with pytest.raises(KeyError) as caught:

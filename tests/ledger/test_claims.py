@@ -468,7 +468,7 @@ def test_an_unsaved_result_is_not_taken_for_a_dead_one(
     guard: Guard, store_url: str, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another guard of this process waits for a result that is not saved yet, instead of declaring it lost."""
-    monkeypatch.setattr("sagaspan.ledger.leases.HURRY_SECONDS", 3600.0)  # no beat saves it before the other asks
+    monkeypatch.setattr("sagaspan.ledger.leases._watch", lambda lease: None)  # no beat saves it before the other asks
     locks: list[Lock] = []
 
     def body(n: int) -> int:

@@ -39,6 +39,7 @@ OUT_OF_REACH: Final[Mapping[Transition, str]] = {
     ("needs_human", "body_ended", "needs_human"): _WAITS,
     ("compensation_failed", "compensation_succeeded", "compensated"): _WAITS,
     ("refused", "claim", "running"): "a tool of the model is deferred always or never",
+    ("running", "extend", "running"): "only a model's stream reserves more, and nobody here asks one",
 }
 """Transitions that no history goes through, and why not."""
 

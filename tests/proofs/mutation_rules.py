@@ -771,6 +771,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_LEASE + "test_the_lease_is_renewed_while_something_is_open",),
     ),
     Rule(
+        section="(b) 7",
+        rule="What a fenced worker could not write is not taken for what is on record.",
+        file=_LEDGER,
+        old="                after = self._settle_taken_over(record, ended)",
+        new="                self._settle_taken_over(record, ended)",
+        tests=(_DEFERRED + "test_a_worker_that_was_taken_over_gives_up_nothing",),
+    ),
+    Rule(
         section="(a) 4",
         rule="A run that is taken over has the next epoch: whoever was inside is fenced.",
         file=_SAGA,

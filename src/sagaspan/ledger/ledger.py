@@ -640,7 +640,7 @@ class Ledger:
         try:
             commit = self._store.commit(changes, synced=False)
             if not commit:
-                self._settle_taken_over(record, ended)
+                after = self._settle_taken_over(record, ended)
             elif commit.used:
                 tell(call, self._limits, changes, commit.used)
         except StoreError as problem:
@@ -667,10 +667,14 @@ class Ledger:
             raise _fenced(call, claim.record)
         claim.record = after
 
-    def _settle_taken_over(self, record: CallRecord, ended: Ended) -> None:
-        """Somebody judged us dead meanwhile: a result is evidence, anything else changes nothing."""
+    def _settle_taken_over(self, record: CallRecord, ended: Ended) -> CallRecord:
+        """Somebody judged us dead meanwhile: a result is evidence, anything else changes nothing.
+
+        Returns what is on record now: what was not written has the version of what was, and would pass for it.
+        """
         if ended.state is CallState.DONE:
             self._settle_late(record, ended.value, given_up=False, dedupes=False)
+        return self._store.get_call(record.id) or record
 
     def _late(self, claim: Claim, dedupes: bool) -> Callable[[Any], None]:
         """Told of a result that came after its call was given up: it is evidence once the call is settled."""
