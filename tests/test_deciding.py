@@ -348,7 +348,8 @@ def test_a_grant_ends_and_cannot_be_changed(guard: Guard, ask: Ask) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    [{"expires_in": 31 * 24 * 3600.0}, {"to": "alice"}, {"to": ""}, {"when": "amount >"}, {"assurance": "sms"},
+    [{"expires_in": 31 * 24 * 3600.0}, {"expires_in": 0},
+     {"to": "alice"}, {"to": ""}, {"when": "amount >"}, {"assurance": "sms"},
      {"expires_in": float("nan")}],
 )  # fmt: skip
 def test_a_grant_that_makes_no_sense_is_refused(guard: Guard, what: Any) -> None:
@@ -398,7 +399,25 @@ _WRONG: list[Callable[[], Any]] = [
     lambda: Approve(assurance="god"),  # type: ignore[arg-type]
     lambda: Edit({1: 2}),  # type: ignore[dict-item]
     lambda: Edit("amount"),  # type: ignore[arg-type]
+    lambda: Deny("half \ud800"),
+    lambda: Approve(by="\ud800"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [("approve", "'approve'"), ("later", "'later'"), (1, "int"), (None, "NoneType")]
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_no_decision_is_named(store_url: str, answer: Any, said: str, is_async: bool) -> None:
+    """A word is none, and a function cannot leave it to others; the sentence says what is one."""
+
+    async def later(_: Any) -> Any:
+        return answer
+
+    guard = Guard(store_url, approver=later if is_async else lambda _: answer)
+    pay = guard.tool("pay", approve=True)(lambda amount: amount)
+    with pytest.raises(ApprovalDenied, match=f"answered {said}, which is no decision"), guard.run("order", id="order"):
+        pay(500)
 
 
 @pytest.mark.parametrize("wrong", _WRONG)

@@ -259,6 +259,22 @@ def test_a_freeze_says_why_and_is_made_once(guard: Guard) -> None:
         guard.unfreeze("all")
 
 
+@pytest.mark.parametrize("id_", ["b*", "a[1]", "?", "[x]", "b]*"])
+def test_one_run_is_paused_though_its_id_looks_like_a_glob(shop: Shop, other: Guard, id_: str) -> None:
+    """And its resume, as the refusal says it, lets it go on; a glob of runs is a freeze."""
+    with pytest.raises(ScopeFrozen, match=r"paused by .* sagaspan runs resume") as refused:
+        shop.order(1, lambda: other.runs.pause(id_, reason="wait") and None, 2, id=id_)
+    assert f"the run {id_!r} is paused" in str(refused.value)
+    shop.order(3, id="b1")
+    shop.order(3, id="a1")
+    other.runs.resume(id_)
+    shop.order(1, 2, id=id_)
+    assert shop.did == ["pay 1", "pay 3", "pay 3", "pay 2"]
+    other.freeze("run:b*", reason="all of b")
+    with pytest.raises(ScopeFrozen, match=r"'run:b\*' is frozen .* sagaspan unfreeze"):
+        shop.order(4, id="b2")
+
+
 def test_pausing_fits_the_run(shop: Shop) -> None:
     """There is no such run, or it is over, or nobody paused it."""
     shop.order(1, id="o1")

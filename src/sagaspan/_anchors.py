@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,17 +54,22 @@ class AnchorWriter:
 
 @contextmanager
 def writing_anchor(path: Path, *, chained_from: int, namespace: str | None) -> Iterator[AnchorWriter]:
-    """Write an anchor (0600), whole or not at all: what raises in it leaves the file as it was.
+    """Write an anchor (0600), whole or not at all: what raises in it leaves the file as it was; a link is followed.
 
     Raises ``ConfigurationError`` if it cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    path = Path(os.path.realpath(path))
+    if os.path.lexists(path) and not path.is_file():  # a device or a pipe would be gone, and nothing kept
+        raise ConfigurationError(f"the anchor {path} cannot be written (it is no regular file)")
     head = {
         "what": _WHAT, "version": 1, "namespace": namespace, "chained_from": chained_from,
         "at": moment(now_us()).isoformat(),
     }  # fmt: skip
+    beside: Path | None = None
     try:
-        with os.fdopen(os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        beside = Path(name)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(json.dumps(head) + "\n")
             writer = AnchorWriter(file)
             yield writer
@@ -74,7 +80,8 @@ def writing_anchor(path: Path, *, chained_from: int, namespace: str | None) -> I
     except OSError as error:
         raise ConfigurationError(f"the anchor {path} cannot be written ({error.strerror})") from error
     finally:
-        beside.unlink(missing_ok=True)
+        if beside is not None:
+            beside.unlink(missing_ok=True)
 
 
 def read_anchor(path: Path) -> Anchor:

@@ -189,6 +189,8 @@ class Approvals:
         check_name("tools", tools)
         check_choice("assurance", assurance, (None, *LEVELS))
         check_seconds("expires_in", expires_in)
+        if expires_in == 0:
+            raise ConfigurationError("a grant that ends at once is none; give an expires_in of some seconds")
         if expires_in > LONGEST_GRANT_SECONDS:
             raise ConfigurationError("a grant ends after 30 days at the latest; give a shorter expires_in")
         if when is not None:

@@ -55,6 +55,18 @@ def check_name(name: str, value: object, *, optional: bool = False) -> None:
         raise ConfigurationError(f"{name}={value!r} is empty; give it a name{', or leave it out' if optional else ''}")
     if len(value) > MAX_NAME:
         raise ConfigurationError(f"{name} has {len(value)} characters; {MAX_NAME} are the most")
+    check_whole(name, value)
+
+
+def check_whole(name: str, text: str) -> None:
+    """Refuse a text with halves of characters (lone surrogates): nothing can record it."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"{name}={text!r} has half a character at {error.start}; write whole ones"
+            ) from None
 
 
 def check_seconds(name: str, value: object) -> None:

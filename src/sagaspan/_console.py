@@ -44,7 +44,7 @@ class Console:
             try:
                 while True:
                     question = _QUESTION_OF_CUT if request.cut else _QUESTION
-                    answer = self._answer(self._read(question).strip().lower(), request)
+                    answer = self._answer(self._typed(question).strip().lower(), request)
                     if answer is not None:
                         return answer
             except EOFError:
@@ -55,7 +55,7 @@ class Console:
         if word in ("a", "approve"):
             return Approve(roles=owner.os_groups())
         if word in ("d", "deny"):
-            return Deny(self._read("Why? The model is told: ") or None)
+            return Deny(self._typed("Why? The model is told: ") or None)
         if word in ("l", "later"):
             return LATER
         if word in ("f", "full"):
@@ -65,12 +65,23 @@ class Console:
     def _edit(self, request: ApprovalRequest) -> Edit | None:
         names = few(tuple(name for name, _ in render_subject(request.subject).lines))
         with contextlib.suppress(ValueError):
-            value = strict_json.loads(self._read(f"All arguments ({names}) as a JSON object: "))
+            value = strict_json.loads(self._typed(f"All arguments ({names}) as a JSON object: "))
             if isinstance(value, dict):
                 arguments = {name: codecs.decode(codecs.dump(item)) for name, item in value.items()}
+                for name, one in arguments.items():
+                    codecs.to_json(one, name)
                 return Edit(arguments, roles=owner.os_groups())
-        sys.stderr.write("That is no JSON object.\n")
+        sys.stderr.write("That is no JSON object of arguments.\n")
         return None
+
+    def _typed(self, question: str) -> str:
+        """What is typed; nothing, if it is no text."""
+        with contextlib.suppress(UnicodeError):
+            text = self._read(question)
+            text.encode()
+            return text
+        sys.stderr.write("That is no text.\n")
+        return ""
 
 
 def show(text: str, *, title: str) -> None:

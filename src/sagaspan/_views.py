@@ -15,7 +15,7 @@ from sagaspan._probe import NOT_GIVEN
 from sagaspan.exceptions import ConfigurationError, ResolutionError
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.families import outermost
-from sagaspan.ledger.freezes import RUN
+from sagaspan.ledger.freezes import scope_of_run
 from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import held_by_run
@@ -68,11 +68,11 @@ class Runs:
         record = self._one(id)
         if record.state in (*_OVER, RunState.FAILED):
             raise ResolutionError(f"the run {id!r} is {record.state}: there is nothing to pause", tool_ran="no")
-        return freeze(self._store, record.namespace, f"{RUN}{id}", reason=reason, actor=actor)
+        return freeze(self._store, record.namespace, scope_of_run(id), reason=reason, actor=actor)
 
     def resume(self, id: str, *, actor: str | None = None) -> Frozen:  # noqa: A002 - the contract's word
         """Let a run go on that somebody paused; what waits for an approval waits on. Raises ``ResolutionError``."""
-        return unfreeze(self._store, self._one(id).namespace, f"{RUN}{id}", actor=actor)
+        return unfreeze(self._store, self._one(id).namespace, scope_of_run(id), actor=actor)
 
     async def apause(self, id: str, *, reason: str, actor: str | None = None) -> Frozen:  # noqa: A002
         """As ``pause``, for asynchronous callers."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from sagaspan._checks import check_choice, check_mapping, check_name, check_seconds, described
+from sagaspan._checks import check_choice, check_mapping, check_name, check_seconds, check_whole, described
 from sagaspan._compensation import is_async_callable
 from sagaspan.assurance import LEVELS, Assurance
 from sagaspan.exceptions import ConfigurationError
@@ -120,6 +120,8 @@ def check_text(name: str, value: object) -> None:
     """Refuse what is neither a text nor None."""
     if value is not None and not isinstance(value, str):
         raise ConfigurationError(f"{name}={value!r} is {described(value)}, not a text")
+    if value is not None:
+        check_whole(name, value)
 
 
 def check_roles(roles: object) -> None:
@@ -174,9 +176,8 @@ class Callback:
         self.is_async = is_async_callable(function)
 
     def decide(self, request: ApprovalRequest, /) -> Any:
-        """What the function answers; only an approver can leave it to others."""
-        answer = self._function(request)
-        return None if isinstance(answer, str) else answer
+        """What the function answers."""
+        return self._function(request)
 
 
 class Always:

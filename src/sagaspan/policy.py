@@ -361,6 +361,10 @@ def read_policy_file(path: Path) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the policy file {path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(
+            f"the policy file {path} is nested too deep; its tables are three deep at most"
+        ) from error
 
 
 def _as_policy(name: str, policy: Policy | Mapping[str, Any], source: str) -> Policy:

@@ -103,7 +103,8 @@ def test_edited(sagaspan: Sagaspan, ask: Ask, paid: list[Any]) -> None:
     """All arguments anew, as JSON; other names are refused."""
     request = ask()
     digest = sagaspan("approvals", "show", request, "--json").json["digest"]
-    for wrong, code in (("{", 2), ("[]", 2), ('{"amout": 5}', 1)):
+    none = ("{", "[]", '{"amount": "\\ud800"}', '{"amount": 1e999}', '{"amount": ' + "[" * 5000)
+    for wrong, code in (*((text, 2) for text in none), ('{"amout": 5}', 1)):
         assert sagaspan("approvals", "edit", request, wrong, "--yes", "--digest", digest).code == code
     assert sagaspan("approvals", "edit", request, '{"amount": 5}', "--yes", "--digest", digest).code == 0
     assert ask() == ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 
@@ -55,6 +57,21 @@ def test_an_anchor_tells_of_a_run_that_is_gone(sagaspan: Sagaspan, ledger: Path,
     assert sagaspan("audit", "verify").code == 0
     done = sagaspan("audit", "verify", "--anchor", anchor, "--json")
     assert [(one["run"], one["problem"]) for one in done.json["findings"]] == [("order-1", "truncated")]
+
+
+def test_an_anchor_takes_the_place_of_a_regular_file_alone(sagaspan: Sagaspan, ledger: Path, tmp_path: Path) -> None:
+    """A link is followed; a pipe, or a device, would be gone, and the anchor with it."""
+    kept, link, pipe = tmp_path / "kept.jsonl", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(kept)
+    os.mkfifo(pipe)
+    for _ in range(2):  # it is not there yet, and then it is
+        assert sagaspan("audit", "verify", "--write-anchor", str(link)).code == 0
+    assert link.is_symlink()
+    assert sagaspan("audit", "verify", "--anchor", str(kept)).code == 0
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    refused = sagaspan("audit", "verify", "--write-anchor", str(pipe))
+    assert (refused.code, pipe.is_fifo(), "no regular file" in refused.err) == (1, True, True)
+    assert sorted(tmp_path.glob(".*.jsonl*")) == []
 
 
 def test_an_anchor_of_one_run_is_a_usage_error(sagaspan: Sagaspan, ledger: Path, tmp_path: Path) -> None:

@@ -102,10 +102,11 @@ def test_everything_that_is_wrong_is_named_with_its_line(sagaspan: Sagaspan) -> 
 
 @pytest.mark.parametrize(
     ("text", "line", "words"),
-    [("[tools\n", 1, "not valid TOML"), ("tools = 3", 1, "a table"), ("rules = 3", 1, "[[rules]]"),
+    [("[tools\n", 1, "not valid TOML"), ("a = " + "[" * 5000, None, "nested too deep"),
+     ("tools = 3", 1, "a table"), ("rules = 3", 1, "[[rules]]"),
      ("[[rules]]\nwhen = 'true'", 1, "action"), ("guard = 3", 1, "[guard] is a table")],
 )  # fmt: skip
-def test_a_file_that_is_none(sagaspan: Sagaspan, text: str, line: int, words: str) -> None:
+def test_a_file_that_is_none(sagaspan: Sagaspan, text: str, line: int | None, words: str) -> None:
     """What cannot be read at all, and tables that are none."""
     answer = _check(sagaspan, text)
     assert (answer.code, answer.json[0]["line"]) == (1, line)
@@ -214,7 +215,9 @@ def test_without_the_app_as_far_as_the_file_says(sagaspan: Sagaspan) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
-    [(("pay", "5"), 2, "one JSON object"), (("pay", "{"), 2, "no JSON"), (("pya", "{}"), 3, "did you mean pay"),
+    [(("pay", '{"a": 1, "a": 2}'), 2, "twice"), (("pay", '{"a": ' + "[" * 5000), 2, "nested too deep"),
+     (("pay", '{"a": 1e999}'), 2, "too large"),
+     (("pay", "5"), 2, "one JSON object"), (("pay", "{"), 2, "no JSON"), (("pya", "{}"), 3, "did you mean pay"),
      (("pay", '{"amont": 5}'), 1, "takes amount, card"), (("pay", "{}", "--tag", "env"), 2, "KEY=VALUE")],
 )  # fmt: skip
 def test_what_cannot_be_explained(

@@ -149,6 +149,18 @@ def test_what_is_typed_is_carried_out(view: Approvals, guard: Guard, pay: Pay, c
     assert f"{requests[3].id} is denied already" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", ['{"amount": "\\ud800"}', '{"amount": 1e999}', "[1]", "\udcff"])
+def test_what_nobody_can_record_is_asked_again(view: Approvals, guard: Guard, pay: Pay, arguments: str) -> None:
+    """The watcher goes on; what is no text is none."""
+    with guard.override(approver="inbox"):
+        request = view.get(_ask(pay, 1))
+    watch = Watch(view, guard._engine.store, roles=(), interval=0.01)
+    typed = iter(["\udcff", "e", arguments, "d", "\udcff"])
+    watch._read = lambda _: next(typed)
+    watch._decide(request)
+    assert (str(view.get(request.id).state), view.get(request.id).reason) == ("denied", None)
+
+
 def test_every_change_is_told_once(view: Approvals, guard: Guard, pay: Pay) -> None:
     """What waits, what comes, and how each ends; for programs."""
     told: list[tuple[str, str]] = []

@@ -285,7 +285,12 @@ def _parsed(text: str) -> dict[str, Any]:
         raise click.BadParameter(f"{text!r} is no JSON object of all arguments, such as '{{\"amount\": 50}}'")
     from sagaspan import codecs
 
-    return {name: codecs.decode(codecs.dump(item)) for name, item in value.items()}
+    try:
+        arguments = {name: codecs.decode(codecs.dump(item)) for name, item in value.items()}
+        _plain(arguments)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} are no arguments ({error})") from error
+    return arguments
 
 
 def _plain(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sagaspan import _strict_json as strict_json
 from sagaspan.cli._options import FAILED, NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible
 
@@ -155,7 +155,7 @@ def _the_tool(guard: Guard, name: str) -> Tool:
 
 def _arguments(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = strict_json.loads(text)
     except ValueError as error:
         raise click.UsageError(f"ARGUMENTS are no JSON ({error}); write them as '{{\"amount\": 150}}'") from error
     if not isinstance(value, dict):

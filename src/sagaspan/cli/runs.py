@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def pause(settings: Settings, run_id: str, reason: str, actor: str | None, names
         emit_json(frozen)
     else:
         say(f"run {visible(run.id)} begins nothing more, from its next call on.", "yellow")
-        say(f"To let it go on: {settings.command(f'runs resume {visible(run.id)}')}")
+        say(f"To let it go on: {settings.command(f'runs resume {shlex.quote(visible(run.id))}')}")
 
 
 @runs.command()

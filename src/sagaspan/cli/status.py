@@ -81,12 +81,12 @@ def _row(item: Item) -> tuple[str, ...]:
 
 def _freeze_items(store: Any, namespace: str | None) -> Iterator[Item]:
     from sagaspan._freezes import frozen
-    from sagaspan.ledger.freezes import RUN
+    from sagaspan.ledger.freezes import run_of
 
     several = len(store.namespaces()) > 1
     for one in frozen(store, namespace):
-        name = one.scope.removeprefix(RUN)
-        verb = f"runs resume {name}" if one.scope.startswith(RUN) else f"unfreeze {one.scope}"
+        run = run_of(one.scope)
+        verb = f"unfreeze {shlex.quote(one.scope)}" if run is None else f"runs resume {shlex.quote(run)}"
         yield Item(
             kind="freeze", id=one.scope, namespace=one.namespace, what=one.scope, state="frozen",
             why=f"by {one.by} since {one.since:%Y-%m-%d %H:%M} UTC: {short(one.reason, 80)}",

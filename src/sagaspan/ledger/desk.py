@@ -21,7 +21,7 @@ from sagaspan._clock import monotonic, new_id, now_us
 from sagaspan._compensation import is_async_callable
 from sagaspan._console import Console, somebody_is_there
 from sagaspan._context import approver_here, nothing_in_force
-from sagaspan.approvers import LATER, Approve, Approver, Deny, Edit, Inbox
+from sagaspan.approvers import LATER, Approve, Approver, Callback, Deny, Edit, Inbox
 from sagaspan.exceptions import (
     ApprovalDenied,
     ApprovalExpired,
@@ -49,6 +49,7 @@ _PAUSE: Final = 0.5
 _IN_PLACE: Final = ("auto", "inbox", "console")
 """Channels whose approvers answer at once, or must be asked by the very thread that can be interrupted."""
 
+_SAID: Final = 100
 _ENDED: Final = (ApprovalState.DENIED, ApprovalState.EXPIRED)
 
 
@@ -244,7 +245,7 @@ class Desk:
         except Exception as error:  # noqa: BLE001 - an approver that breaks has not agreed
             _log.warning("the approver of tool %r failed, so it is refused", call.tool.name, exc_info=error)
             return Deny(f"the approver failed: {type(error).__name__}")
-        return _as_decision(answer)
+        return _as_decision(answer, is_approver=not isinstance(approver, Callback))
 
     def _decide(self, record: ApprovalRecord, answer: Any, channel: str) -> ApprovalRecord:
         by = answer.by or owner.os_user()  # an approver that names nobody speaks for who runs it
@@ -267,15 +268,18 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
         return await answer
 
 
-def _as_decision(answer: Any) -> Any:
-    """What an approver said, as a decision; what is none refuses."""
+def _as_decision(answer: Any, *, is_approver: bool) -> Any:
+    """What was answered, as a decision; what is none refuses. Only an approver can leave it to others."""
     if answer is True:
         return Approve()
     if answer is False:
         return Deny()
-    if isinstance(answer, Approve | Deny | Edit) or (isinstance(answer, str) and answer == LATER):
-        return LATER if isinstance(answer, str) else answer
-    return Deny(f"the approver answered {type(answer).__name__}, which is no decision")
+    if isinstance(answer, Approve | Deny | Edit):
+        return answer
+    if is_approver and isinstance(answer, str) and answer == LATER:
+        return LATER
+    said = ascii(answer[:_SAID]) if isinstance(answer, str) else type(answer).__name__
+    return Deny(f"the approver answered {said}, which is no decision (Approve(), Deny(), Edit(...), True or False)")
 
 
 def _edits(record: ApprovalRecord, found: list[ApprovalRecord], digest: str) -> bool:

@@ -7,7 +7,9 @@ ledger without them pays nothing. What is undone goes on: a compensation is no c
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Sequence
+from shlex import quote
 from typing import Final
 
 from sagaspan._call import Call
@@ -21,6 +23,19 @@ ALL: Final = "all"
 RUN: Final = "run:"
 FREEZE: Final = "freeze"
 UNFREEZE: Final = "unfreeze"
+_WILD: Final = re.compile(r"([*?[])")
+_TAMED: Final = re.compile(r"\[([*?[])\]")
+
+
+def scope_of_run(id_: str) -> str:
+    """The scope of exactly this run, though its id may look like a glob."""
+    return RUN + _WILD.sub(r"[\1]", id_)
+
+
+def run_of(scope: str) -> str | None:
+    """The run that ``scope`` means, None if it is another scope, or a glob of runs."""
+    id_ = _TAMED.sub(r"\1", scope.removeprefix(RUN))
+    return id_ if scope.startswith(RUN) and scope == scope_of_run(id_) else None
 
 
 def check_freezable(text: object) -> str:
@@ -66,10 +81,10 @@ def frozen_by(freezes: Sequence[FreezeRecord], scopes: Sequence[str]) -> FreezeR
 
 def refusal(call: Call, record: FreezeRecord) -> ScopeFrozen:
     """The error of a call that ``record`` refuses: who, when, why, and how it goes on."""
-    what, how = f"{record.scope!r} is frozen", f"sagaspan unfreeze {record.scope}"
-    if record.scope.startswith(RUN):
-        name = record.scope.removeprefix(RUN)
-        what, how = f"the run {name!r} is paused", f"sagaspan runs resume {name}"
+    what, how = f"{record.scope!r} is frozen", f"sagaspan unfreeze {quote(record.scope)}"
+    name = run_of(record.scope)
+    if name is not None:
+        what, how = f"the run {name!r} is paused", f"sagaspan runs resume {quote(name)}"
     return ScopeFrozen(
         f"tool {call.tool.name!r} did not run: {what} by {record.actor} since "
         f"{moment(record.at_us):%Y-%m-%d %H:%M:%S UTC}: {cut(record.reason)}. To let it go on: {how}",
