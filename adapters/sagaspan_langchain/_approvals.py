@@ -107,10 +107,13 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The calls of a task as they shall be made, who answers for them, and what edits make of them, by their ids."""
+    """The calls of a task as they shall be made, who answers for them, and what edits make of them, by their ids.
+
+    ``answers`` is None where all was decided elsewhere.
+    """
 
     calls: Sequence[dict[str, Any]]
-    answers: Answers
+    answers: Answers | None
     edited: Mapping[str, Action]
 
 
@@ -124,7 +127,7 @@ def ask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]
     """
     asked = _asked(tools, calls)
     if not _is_needed(asked, config):
-        return None
+        return _decided(calls, asked)
     given_to_us = _ours(config)
     decisions = _interrupt(asked, len(given_to_us), _compat.shown_to(config) if given_to_us else None)
 
@@ -142,7 +145,7 @@ async def aask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[st
     """As ``ask``, in a running loop."""
     asked = await _aasked(tools, calls)
     if not _is_needed(asked, config):
-        return None
+        return _decided(calls, asked)
     given_to_us = _ours(config)
     decisions = _interrupt(asked, len(given_to_us), await _compat.ashown_to(config) if given_to_us else None)
     if await asyncio.to_thread(_needs_more, asked, decisions, config):
@@ -279,11 +282,27 @@ def _step(
     return Step(calls=made, answers=answers, edited=_edited(asked, decisions))
 
 
+def _decided(calls: Sequence[dict[str, Any]], asked: Sequence[Asked]) -> Step | None:
+    """The step of a task of which all is decided elsewhere; None if it makes the calls as they are."""
+    edited = _edited(asked, ())
+    return Step(calls=calls, answers=None, edited=edited) if edited else None
+
+
 def _edited(asked: Sequence[Asked], decisions: Sequence[Decision]) -> dict[str, Action]:
-    """What edits make of the calls, by their ids."""
-    edits = (
-        (one.call, _instead(one, made)) for one, made in zip(asked, decisions, strict=True) if made["type"] == "edit"
-    )
+    """What edits make of the calls, by their ids: those of ``decisions``, and those made elsewhere."""
+    elsewhere = [
+        (one.call, {"name": one.call["name"], "args": one.question.edited})
+        for one in asked
+        if one.question.edited is not None
+    ]
+    edits = [
+        *elsewhere,
+        *(
+            (one.call, _instead(one, made))
+            for one, made in zip(asked, decisions, strict=False)
+            if made["type"] == "edit"
+        ),
+    ]
     return {
         call["id"]: {
             "name": instead["name"],

@@ -16,7 +16,7 @@ from langgraph.prebuilt import ToolNode
 from sagaspan import Guard, Run
 from sagaspan.adapters import approver_here
 from sagaspan_langchain import _compat
-from sagaspan_langchain._approvals import aask, ask
+from sagaspan_langchain._approvals import Step, aask, ask
 from sagaspan_langchain._bodies import asked_in_task
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._revised import with_message
@@ -32,11 +32,8 @@ def run_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: b
             step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
             return _compat.run_node(node, given, config, runtime)
-        token = approver_here.set(step.answers)
-        try:
+        with _answered_by(step):
             output = _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
-        finally:
-            approver_here.reset(token)
         return with_message(node, given, config, output, step.edited, _run_of(node)) if merges else output
 
 
@@ -48,12 +45,21 @@ async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, me
             step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
             return await _compat.arun_node(node, given, config, runtime)
-        token = approver_here.set(step.answers)
-        try:
+        with _answered_by(step):
             output = await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
-        finally:
-            approver_here.reset(token)
         return with_message(node, given, config, output, step.edited, _run_of(node)) if merges else output
+
+
+@contextlib.contextmanager
+def _answered_by(step: Step) -> Iterator[None]:
+    if step.answers is None:
+        yield
+        return
+    token = approver_here.set(step.answers)
+    try:
+        yield
+    finally:
+        approver_here.reset(token)
 
 
 @contextlib.contextmanager

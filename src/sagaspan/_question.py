@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sagaspan._call import Call, Result
 from sagaspan.approvers import ApprovalRequest
 from sagaspan.exceptions import ApprovalDenied, ApprovalExpired, ApprovalPending, SagaspanError
 from sagaspan.ledger.approvals import Digest, subject_of, votes_of
-from sagaspan.ledger.desk import Desk, address_of
+from sagaspan.ledger.desk import Desk, address_of, took_place
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import request_of
 from sagaspan.ledger.store import Store
@@ -25,7 +25,8 @@ class Question:
     """A call that its policy asks about. ``digest`` stands for its scope, tool and arguments.
 
     ``request`` is what waits for an answer, None if it is decided, or done already. ``channels`` are those by which
-    somebody agreed to an equal call of this run before; ``denied``: somebody did not.
+    somebody agreed to an equal call of this run before; ``denied``: somebody did not. ``edited`` are the arguments that
+    a person has put in the place of these.
     """
 
     digest: str
@@ -33,6 +34,10 @@ class Question:
     request: ApprovalRequest | None
     channels: frozenset[str]
     denied: bool = False
+    edited: dict[str, Any] | None = None
+
+
+_AGREED: Final = (ApprovalState.APPROVED, ApprovalState.CONSUMED)
 
 
 class Asking:
@@ -71,7 +76,12 @@ class Asking:
                 request = request_of(record, self._digest)
         about = await call.io(self._store.approvals_about, call.run.namespace, scope, call.tool.name, key, digest)
         channels = frozenset(vote.channel for one in about if one.digest == digest for vote in votes_of(one))
-        raise Asked(Question(digest=digest, arguments=plain, request=request, channels=channels, denied=denied))
+        instead = next((one for one in about if one.state in _AGREED and took_place(one, about, digest)), None)
+        edited = None if instead is None else request_of(instead, self._digest).args
+        question = Question(
+            digest=digest, arguments=plain, request=request, channels=channels, denied=denied, edited=edited
+        )
+        raise Asked(question)
 
 
 class Asked(Exception):

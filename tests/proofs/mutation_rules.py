@@ -2127,6 +2127,14 @@ RULES: Final[tuple[Rule, ...]] = (
         new="and",
         tests=("tests/adapters/langchain/test_completions.py::test_within_a_wrapped_agent_they_are_reached",),
     ),
+    Rule(
+        section="(d) 3",
+        rule="After an edit made elsewhere the model's message names what really ran.",
+        file="src/sagaspan/_question.py",
+        old="edited = None if instead is None else request_of(instead, self._digest).args",
+        new="edited = None",
+        tests=(_INTERRUPTS + "test_so_it_does_after_an_edit_elsewhere",),
+    ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(
         section="design 4.6",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -132,7 +132,7 @@ class Desk:
             if known is not None and known.digest == digest and known.policy == policy:
                 return known, digest
             # Whom an edited call asks is seen when it is judged as that one, but never fewer than are asked now.
-            if known is not None and _edits(known, found, digest) and _is_no_less(known, required):
+            if known is not None and took_place(known, found, digest) and _is_no_less(known, required):
                 return known, digest
             changes: list[ApprovalChange] = []
             if known is not None:
@@ -156,7 +156,7 @@ class Desk:
     def _check_final(self, call: Call, found: list[ApprovalRecord], digest: str) -> None:
         """A no stands for these arguments in this run, however often they are asked about."""
         for record in found:
-            same = record.digest == digest or _edits(record, found, digest)
+            same = record.digest == digest or took_place(record, found, digest)
             if same and record.state in _ENDED and record.run_id == call.run.id:
                 _check_not_ended(call, record)
 
@@ -282,8 +282,8 @@ def _as_decision(answer: Any, *, is_approver: bool) -> Any:
     return Deny(f"the approver answered {said}, which is no decision (Approve(), Deny(), Edit(...), True or False)")
 
 
-def _edits(record: ApprovalRecord, found: list[ApprovalRecord], digest: str) -> bool:
-    """Whether ``record`` took the place of a request with this digest."""
+def took_place(record: ApprovalRecord, found: Sequence[ApprovalRecord], digest: str) -> bool:
+    """Whether ``record`` took the place of a request with this digest, by an edit; ``found`` has those between."""
     by_id = {one.id: one for one in found}
     while record.edits is not None and record.edits in by_id:
         record = by_id[record.edits]

@@ -482,6 +482,25 @@ async def test_the_message_names_what_really_ran(guard: Guard, world: World, way
     assert len([one for one in output["messages"] if isinstance(one, AIMessage)]) == 2
 
 
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("build", [_agent, _shared])
+async def test_so_it_does_after_an_edit_elsewhere(guard: Guard, world: World, way: str, build: Any) -> None:
+    """In the ledger while the graph is paused; also where the task runs again because another tool of it asks."""
+    policies = {"pay": POLICIES["pay"]}
+    agent = guard.wrap(build(world, [PAY, ("confirm", {"question": "sure?"})]), policies)
+
+    async def go(given: Any) -> Any:
+        return agent.invoke(given, on("t")) if way == "invoke" else await agent.ainvoke(given, on("t"))
+
+    await go(ask())
+    guard.approvals.edit(guard.approvals.list()[0].id, {"to": "B", "amount": 4}, by="alice")
+    await go(None)
+    assert world == [("pay", "B", 4)]
+    output = await go(Command(resume="quite"))
+    assert _called(output) == [("pay", {"to": "B", "amount": 4}), ("confirm", {"question": "sure?"})]
+    assert world == [("pay", "B", 4), ("confirm", "quite")]
+
+
 def test_a_state_that_only_appends_keeps_its_message(guard: Guard, world: World) -> None:
     """A second one would stand there beside the first."""
 
