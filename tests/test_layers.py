@@ -21,7 +21,7 @@ BASE = {
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
     "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers", "_console", "rules",
-    "_observed",
+    "_observed", "_reading",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -104,6 +104,7 @@ ALLOWED = {
         "ledger.records",
     },
     "_context": {"exceptions"},
+    "_reading": {"_fork"},
     "_foreign": set(),
     "_middleware": {"_call", "_checks", "exceptions", "ledger.records"},
     "ledger": DATA | {"ledger", "_outcome", "_secret"},

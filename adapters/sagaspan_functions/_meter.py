@@ -184,6 +184,7 @@ def _read(meter: Meter, pieces: Iterator[bytes], close: Callable[[], None]) -> I
         return
     try:
         while True:
+            meter.call.reads()
             meter.pulling = True  # the response closes itself at its end, with more to come from a decoder
             try:
                 data = next(pieces, None)
@@ -214,6 +215,7 @@ async def _aread(
         return
     try:
         while True:
+            meter.call.reads()
             meter.pulling = True
             try:
                 piece = await anext(pieces, None)

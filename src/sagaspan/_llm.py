@@ -21,6 +21,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from sagaspan import _live as live
 from sagaspan import _llm_spans as llm_spans
+from sagaspan import _reading as reading
 from sagaspan import _reaper as reaper
 from sagaspan import _said as said
 from sagaspan import _spans as spans
@@ -29,16 +30,16 @@ from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._billed import costs_nothing
 from sagaspan._call import Call
 from sagaspan._checks import check_choice, check_name
-from sagaspan._clock import now_us
+from sagaspan._clock import monotonic, now_us
 from sagaspan._context import calls_held, current_run
-from sagaspan._headroom import LEAST_OUTPUT, affordable_output
+from sagaspan._headroom import LEAST_OUTPUT, headroom
 from sagaspan._tool import Tool, tool_of
 from sagaspan._unmetered import let_by
 from sagaspan.amounts import MAX_AMOUNT, Unit
 from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, StoreUnavailable
 from sagaspan.ledger.attempts import Ended
 from sagaspan.ledger.budgets import AS_RESERVED, ONLY_COUNTED, Spent
-from sagaspan.ledger.ledger import Claim
+from sagaspan.ledger.ledger import JOIN_SECONDS, Claim
 from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
 from sagaspan.ledger.store import ReserveChange
 from sagaspan.llm.demand import Demand
@@ -228,6 +229,12 @@ class LlmCall:
         reaper.be_ready()
         self._answers = True
         self._busy.close()
+        self.reads()
+
+    def reads(self) -> None:
+        """This task or thread waits for the next piece: what it calls meanwhile must not wait for the answer's end."""
+        if self._call is not None and not self._is_over:
+            reading.reads(self._call.id, self._call.run.id)
 
     @property
     def counts(self) -> bool:
@@ -354,10 +361,13 @@ class LlmCall:
 
     async def _limit(self, backend: Backend) -> None:
         """Limit the answer to what the budgets can pay for, where that is less than the model may give."""
-        engine, call = self._engine, self._make_call(backend)
-        limit = await backend.io(
-            affordable_output, engine.limits, engine.store, self._prices, call, self.demand, self.provider
-        )
+        engine, call, deadline = self._engine, self._make_call(backend), monotonic() + JOIN_SECONDS
+        known = engine.limits, engine.store, self._prices, call, self.demand, self.provider, self.most_output
+        # Here and not in the claim: no answer is cut to the little that is left while calls in flight hold the rest.
+        while (found := await backend.io(headroom, *known)).lacking is not None:
+            if not (await engine.ledger.room(call, found.lacking, deadline, moves_on=True)).fits:
+                break
+        limit = found.output
         if limit is not None and limit < self.most_output:
             self.demand, self.output_limit = replace(self.demand, output_tokens=limit), limit
 
@@ -379,6 +389,7 @@ class LlmCall:
         """Reserve for ``output_tokens`` and a step beyond: a large one first, so that few steps go far."""
         assert self._call is not None  # noqa: S101 - it was begun
         step = max(self.covered // 2, _LEAST_STEP) if self._step is None else self._step
+        deadline = monotonic() + JOIN_SECONDS
         while True:
             finished = await self._call.shielded(self._extend, min(output_tokens + step, MAX_COUNT))
             if finished.interrupted is not None:
@@ -386,12 +397,16 @@ class LlmCall:
             refused = finished.value
             if refused is None:
                 return
-            if step < LEAST_OUTPUT:
+            if step >= LEAST_OUTPUT:
+                step //= 4
+                self._step = step  # there is little left: from here on in small steps
+                continue
+            room = await self._engine.ledger.room(self._call, refused, deadline)
+            if not room.fits:
                 break
-            step //= 4
-            self._step = step  # there is little left: from here on in small steps
-        error = await self._call.io(self._engine.limits.cut, self._call, refused)
-        if self._inside is not None:
+            step, self._step = max(self.covered // 2, _LEAST_STEP), None
+        error = await self._call.io(self._engine.limits.cut, self._call, refused, room)
+        if self._inside is not None and not room.in_flight:
             self._inside.doom(error)
         raise error
 
@@ -425,6 +440,7 @@ class LlmCall:
                 self._record = await self._engine.ledger.end(self._call, self._claim, ended, spent)
         finally:
             self._busy.close()
+            reading.ended(self._call.id)
             calls_held.set(tuple(held for held in calls_held.get() if held != self._call.id))
             self._record_output()
             ending = self._ending(error)

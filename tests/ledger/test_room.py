@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import datetime as dt
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from sagaspan import BudgetExceeded, Guard
+from sagaspan.ledger import waiters
 from sagaspan.testing import frozen_clock
 
 
@@ -100,11 +102,11 @@ def test_what_does_not_fit_beside_what_was_spent_is_refused_at_once(guard: Guard
 
 def test_a_call_does_not_wait_for_the_call_it_is_in(guard: Guard) -> None:
     """Its own reservation is in the way: refused at once, and the outer body may handle it."""
-    inner = guard.tool("inner", effect="read", cost="0.5 USD")(lambda: 1)
+    inner = guard.tool("inner", effect="read", cost="0.5 USD", timeout=5)(lambda: 1)
 
     @guard.tool(effect="read", cost="0.8 USD")
     def outer() -> str:
-        with pytest.raises(BudgetExceeded) as caught:
+        with pytest.raises(BudgetExceeded, match="held by 'outer', which can only end after it") as caught:
             inner()
         assert caught.value.in_flight
         return "without"
@@ -171,3 +173,64 @@ def test_a_person_is_asked_though_another_call_has_reserved_it(guard: Guard) -> 
             threading.Timer(0.05, desk.may_end.set).start()
             assert buy() == 1
     assert asked == ["buy"]
+
+
+def test_a_limit_that_is_raised_reaches_who_waits(guard: Guard, store_url: str) -> None:
+    """At once, though what stands in the way goes on."""
+    desk, look = Desk(guard), guard.tool("look", effect="read", cost="0.5 USD", timeout=10)(lambda: 1)
+
+    def raise_it() -> None:
+        with Guard(store_url) as operator:
+            operator.set_budget("run:r", "5 USD")
+
+    with guard.run("r", id="r"), desk.at_work():
+        threading.Timer(0.05, raise_it).start()
+        assert look() == 1
+        assert not desk.may_end.is_set()
+
+
+def test_of_two_that_would_wait_for_each_other_one_is_refused(guard: Guard) -> None:
+    """Each is made in a call that holds what the other one needs: the last is told so, and the first has its room."""
+    both, inner = threading.Barrier(2), guard.tool("inner", effect="read", cost="0.5 USD", timeout=10)(lambda n: n)
+
+    @guard.tool(effect="read", cost=lambda n, result: "0.4 USD" if result is None else "0.1 USD")
+    def outer(n: int) -> str:
+        both.wait(30)
+        try:
+            return f"with {inner(n)}"
+        except BudgetExceeded as error:
+            return str(error)
+
+    with guard.run("r", id="r"), ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(copy_context().run, outer, n) for n in range(2)]
+        first, last = sorted((call.result(60) for call in calls), reverse=True)
+    assert first.startswith("with")
+    assert "would wait for this one, as it for them. The run goes on: reserve less" in last
+    assert guard.runs.get("r").status == "completed"
+
+
+def test_who_waits_beside_a_call_that_waits_is_not_refused(guard: Guard) -> None:
+    """As long as that one may win: what it holds up comes back too."""
+    desk, inner = Desk(guard), guard.tool("inner", effect="read", cost="0.1 USD", timeout=20)(lambda: "with")
+    outer = guard.tool("outer", effect="read", cost=_a_tenth_of("0.1 USD"))(lambda n: inner())
+    late = guard.tool("late", effect="read", cost=_a_tenth_of("0.85 USD"), timeout=20)(lambda n: "late")
+    with guard.run("r", id="r", budget="1.1 USD"), ThreadPoolExecutor(2) as pool, desk.at_work():
+        first = pool.submit(copy_context().run, outer, 1)
+        _until(lambda: len(waiters._waiters) == 1)
+        last = pool.submit(copy_context().run, late, 1)
+        _until(lambda: len(waiters._waiters) == 2 or last.done())
+        with contextlib.suppress(TimeoutError):
+            last.result(0.05)
+        desk.may_end.set()
+        assert (first.result(60), last.result(60)) == ("with", "late")
+
+
+def _a_tenth_of(most: str) -> Any:
+    return lambda n, result: most if result is None else "0.01 USD"
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.002)

@@ -40,6 +40,7 @@ _PRUNED = "tests/test_prune.py::"
 _LOOP = "tests/middleware/test_loop.py::"
 _HOLDING = "tests/ledger/test_holding.py::"
 _ROOM = "tests/ledger/test_room.py::"
+_LLM_ROOM = "tests/llm/test_room.py::"
 _BUDGETS = "tests/ledger/test_budgets.py::"
 _SQLITE_BUDGETS = "src/sagaspan/stores/_sqlite_budgets.py"
 _LEDGER = "src/sagaspan/ledger/ledger.py"
@@ -4306,9 +4307,81 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 5",
         rule="What only calls in flight have reserved is waited for.",
         file="src/sagaspan/ledger/room.py",
-        old="        if room.fits or not room.may_come or left <= 0:",
-        new="        if True:",
+        old="            if room.fits or not room.may_come or left <= 0:",
+        new="            if True:",
         tests=(_ROOM + "test_calls_at_once_go_one_after_the_other",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Who waits for room goes by the limits that hold by then.",
+        file="src/sagaspan/ledger/room.py",
+        old="            if await call.io(is_changed):",
+        new="            if False:",
+        tests=(_ROOM + "test_a_limit_that_is_raised_reaches_who_waits",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Nobody waits for what can only end after him.",
+        file="src/sagaspan/ledger/room.py",
+        old="    if free < sum(amount for holder, amount in held if holder.id in ours or",
+        new="    if False and free < sum(amount for holder, amount in held if holder.id in ours or",
+        tests=(_ROOM + "test_a_call_does_not_wait_for_the_call_it_is_in",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Of calls that would wait for each other one is refused.",
+        file="src/sagaspan/ledger/waiters.py",
+        old="            return bool(stuck) and stuck[-1] is me",
+        new="            return False",
+        tests=(_ROOM + "test_of_two_that_would_wait_for_each_other_one_is_refused",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Who waits beside a call that waits is refused only if neither can win.",
+        file="src/sagaspan/ledger/waiters.py",
+        old="        if not able:",
+        new="        if True:",
+        tests=(_ROOM + "test_who_waits_beside_a_call_that_waits_is_not_refused",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Nobody waits for an answer that only he reads on.",
+        file="src/sagaspan/_reading.py",
+        old="        if (found := reader()) is here or",
+        new="        if (found := reader()) and",
+        tests=(_LLM_ROOM + "test_nobody_waits_for_an_answer_that_was_opened_in_a_task_of_its_own",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="What calls in flight have reserved cuts no stream.",
+        file="src/sagaspan/_llm.py",
+        old="            if not room.fits:\n                break\n            step,",
+        new="            if True:\n                break\n            step,",
+        tests=(_LLM_ROOM + "test_a_stream_waits_for_what_another_call_gives_back",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream that was cut for what is only reserved beside it ends no run.",
+        file="src/sagaspan/_llm.py",
+        old="        if self._inside is not None and not room.in_flight:",
+        new="        if self._inside is not None:",
+        tests=(_LLM_ROOM + "test_a_stream_that_waits_in_vain_ends_no_run",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream that has reserved more than there is ends the run: nothing beside it stands in its way.",
+        file="src/sagaspan/ledger/room.py",
+        old="if holder.id != mine and _runs(",
+        new="if _runs(",
+        tests=(_LLM_ROOM + "test_a_limit_below_what_a_stream_holds_itself_ends_the_run",),
+    ),
+    Rule(
+        section="(c) 3",
+        rule="No answer is cut to the little that is left while calls in flight hold the rest.",
+        file="src/sagaspan/_headroom.py",
+        old="        if left < change.amount and lacking is None:",
+        new="        if False:",
+        tests=(_LLM_ROOM + "test_an_answer_is_not_cut_to_what_others_have_left",),
     ),
     Rule(
         section="(c) 5",

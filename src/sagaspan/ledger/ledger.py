@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from sagaspan import _fork as fork
@@ -67,7 +68,7 @@ from sagaspan.ledger.resolution import (
     RESENT,
     permitted,
 )
-from sagaspan.ledger.room import wait_for_room
+from sagaspan.ledger.room import Room, wait_for_room
 from sagaspan.ledger.soft_limits import marked, tell
 from sagaspan.ledger.store import (
     ApprovalChange,
@@ -334,9 +335,10 @@ class Ledger:
                 await wait_for_steps(self._store, call, lambda step: self._find_out(step, call), step_deadline)
             elif isinstance(refused, ReserveChange) and not self._limits.observes:
                 room_deadline = room_deadline or monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
-                room = await wait_for_room(self._store, self._judge, call, refused, room_deadline)
+                is_changed = partial(self._limits.reload, change.controls)
+                room = await wait_for_room(self._store, self._judge, call, refused, room_deadline, is_changed)
                 if not room.fits:
-                    raise await call.io(self._limits.refusal, call, refused, in_flight=room.in_flight)
+                    raise await call.io(self._limits.refusal, call, refused, room)
                 change = replaced(change, record=replaced(change.record, started_us=now_us()))  # of the window of now
             else:
                 change = noting(call, change, await self._only_observed(call, refused))
@@ -609,6 +611,11 @@ class Ledger:
             return found
         claim.record = found
         return None
+
+    async def room(self, call: Call, refused: ReserveChange, deadline: float, *, moves_on: bool = False) -> Room:
+        """Wait until calls in flight have given back enough for ``refused``, before or after the claim of ``call``."""
+        is_changed = partial(self._limits.reload, self._limits.version)
+        return await wait_for_room(self._store, self._judge, call, refused, deadline, is_changed, moves_on=moves_on)
 
     async def end(self, call: Call, claim: Claim, ended: Ended, spent: Spent) -> CallRecord:
         """Settle a call that was begun."""

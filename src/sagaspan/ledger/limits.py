@@ -25,7 +25,7 @@ from sagaspan.ledger.freezes import refusal as frozen_refusal
 from sagaspan.ledger.holding import holding, placed_at
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord, LimitRecord, RunRecord
-from sagaspan.ledger.room import room_for
+from sagaspan.ledger.room import NO_ROOM, Room, room_for
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
 from sagaspan.scopes import BudgetBook
 
@@ -238,7 +238,7 @@ class Limits:
             cap = change.record.cap
             if cap is None or used.spent + used.overdraft + used.reserved + change.amount <= cap:
                 continue
-            if not room_for(self._store, Judge(self._store), call, change).in_flight:
+            if not room_for(self._store, Judge(self._store), change).in_flight:
                 raise self._exceeded(call, change)
 
     def caps_money(self, call: Call) -> bool:
@@ -248,24 +248,21 @@ class Limits:
         priced = call.declare(costs={Unit.USD: 0})
         return any(change.record.cap is not None for change in self.reservations(priced, now_us()))
 
-    def refusal(self, call: Call, refused: Change, *, in_flight: bool = False) -> Refused:
-        """The error of a call whose claim was refused because of a budget or a rate.
-
-        ``in_flight``: only by what calls have reserved that have not ended.
-        """
+    def refusal(self, call: Call, refused: Change, room: Room = NO_ROOM) -> Refused:
+        """The error of a call whose claim a budget refused (it waited in vain for ``room``), or a rate."""
         if isinstance(refused, ReserveChange):
             if not self.observes:
                 metrics.refusal("budget_exceeded", refused.record.scope, refused.record.unit)
-            return self._exceeded(call, refused, in_flight=in_flight)
+            return self._exceeded(call, refused, room=room)
         assert isinstance(refused, RateChange)  # noqa: S101 - nothing else of a claim can be refused
         metrics.refusal("rate_limited", refused.name, Unit.CALLS)
         return self._too_fast(call, refused)
 
-    def cut(self, call: Call, refused: ReserveChange) -> BudgetExceeded:
+    def cut(self, call: Call, refused: ReserveChange, room: Room) -> BudgetExceeded:
         """The error of a call whose answer went on past what was reserved for it, and could not reserve more."""
         metrics.refusal("budget_exceeded", refused.record.scope, refused.record.unit)
         what = f"the answer of {call.tool.name!r} was cut: to go on past what is reserved for it, it needs"
-        error = self._exceeded(call, refused, what)
+        error = self._exceeded(call, refused, what, room=room)
         error.tool_ran = "yes"
         return error
 
@@ -279,7 +276,7 @@ class Limits:
         )
 
     def _exceeded(
-        self, call: Call, change: ReserveChange, what: str | None = None, *, in_flight: bool = False
+        self, call: Call, change: ReserveChange, what: str | None = None, *, room: Room = NO_ROOM
     ) -> BudgetExceeded:
         """The error of a call whose reservation ``change`` was refused; ``what`` is how its message begins."""
         what = what or f"tool {call.tool.name!r} did not run: it needs"
@@ -292,19 +289,24 @@ class Limits:
             f"{what} {show_amount(change.amount, unit)}, and the budget of "
             f"{wanted.scope!r} ({show_amount(limit, unit)}{f'/{window}' if window else ''}) has "
             f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. "
-            f"{_WHEN_ENDED if in_flight else _remedy(call, wanted, resets)}",
+            f"{_when_ended(room, wanted.scope) if room.in_flight else _remedy(call, wanted, resets)}",
             scope=wanted.scope,
             limit=in_units(limit, unit),
             spent=in_units(used, unit),
             reserved=in_units(now.reserved, unit),
             requested=in_units(change.amount, unit),
             resets_at=None if resets is None else dt.datetime.fromtimestamp(resets / 1e6, dt.UTC),
-            in_flight=in_flight,
+            in_flight=room.in_flight,
         )
 
 
 _REMEMBERED: Final = 10_000
-_WHEN_ENDED: Final = "The run goes on: call again when they have ended, or let fewer calls run at once"
+
+
+def _when_ended(room: Room, scope: str) -> str:
+    if not room.why:
+        return "The run goes on: call again when they have ended, or let fewer calls run at once"
+    return f"{room.why}. The run goes on: reserve less around it, or raise it: sagaspan budgets set {scope} AMOUNT"
 
 
 def row_of(namespace: str, scope: str, budget: Budget, at_us: int) -> BudgetRecord:
