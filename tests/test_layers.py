@@ -21,7 +21,7 @@ BASE = {
 DATA = BASE | {
     "expressions", "policy", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
     "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers", "_console", "rules",
-    "_observed", "_reading",
+    "_observed", "_reading", "_waiting",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -52,6 +52,8 @@ ALLOWED = {
     "_policy_check": DATA | {"_defaults", "notify", "_policy_file", "llm"},
     "_policy_schema": BASE | {"_defaults", "notify", "_policy_file", "policy", "rules"},
     "_observed": {"exceptions", "semconv", "_call", "_spans"},
+    "_waiting": {"semconv", "_call", "_spans"},
+    "_run_spans": {"exceptions", "semconv", "_backends", "_clock", "_metrics", "_spans", "ledger.records"},
     "_signals": {"loops", "_fork", "keys", "ledger.records", "ledger.store"},
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "_engine", "_run", "middleware.loop", "ledger.records"},
@@ -114,7 +116,7 @@ ALLOWED = {
     "_steps": {"ledger"},
     "_undone": {"ledger.records"},
     "_rollback": DATA | {"ledger", "_undone"},
-    "_saga": DATA | {"ledger", "_endings", "_rollback", "_steps", "_undone"},
+    "_saga": DATA | {"ledger", "_endings", "_rollback", "_run_spans", "_steps", "_undone"},
     "_undo": DATA | {"ledger", "_saga", "_steps", "_undone"},
     "_retries": DATA | {"ledger", "_rollback"},
     "_alone": DATA | {"ledger", "_rollback", "_retries", "_saga"},
@@ -137,9 +139,20 @@ ALLOWED = {
     "_in_flight": {"exceptions", "_fork", "ledger.records"},
     "_orphans": DATA | {"ledger", "_steps"},
     "_run": DATA
-    | {"ledger", "_completion", "_endings", "_in_flight", "_orphans", "_saga", "_undo", "_undone", "_usage"},
+    | {
+        "ledger",
+        "_completion",
+        "_endings",
+        "_in_flight",
+        "_orphans",
+        "_run_spans",
+        "_saga",
+        "_undo",
+        "_undone",
+        "_usage",
+    },
     "_recovery": DATA
-    | {"ledger", "_alone", "_completion", "_endings", "_retries", "_run", "_saga", "_steps", "_undone"},
+    | {"ledger", "_alone", "_completion", "_endings", "_retries", "_run", "_run_spans", "_saga", "_steps", "_undone"},
     "_metrics": {"semconv", "_clock", "_spans"},
     "_usage": BASE | {"ledger"},
     "_accounts": BASE | {"ledger", "_backends", "_usage"},

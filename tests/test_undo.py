@@ -189,7 +189,7 @@ class TestWholeRuns:
                 met.append(True)
                 with Guard(store_url) as other:
                     other.tool("book", compensate=lambda result: world.cancel(result))(lambda what: what)
-                    run_sync(rollback_of(other._engine, record, backend=SYNC, span=other._engine.no_span)([step]))
+                    run_sync(rollback_of(other._engine, record, backend=SYNC, span=other._engine.span_here)([step]))
             return found
 
         monkeypatch.setattr(guard._store, "find_call", look)

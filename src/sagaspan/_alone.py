@@ -75,7 +75,7 @@ def run_at_rest(store: Store, judge: Judge, step: CallRecord) -> RunRecord | Non
 
 
 async def _undo(engine: Engine, run: RunRecord, step: CallRecord, backend: Backend) -> CallRecord:
-    rollback = saga.rollback_of(engine, run, backend=backend, span=engine.no_span, again=ONCE, lock=True)
+    rollback = saga.rollback_of(engine, run, backend=backend, span=engine.span_here, again=ONCE, lock=True)
     try:
         await rollback([step])
         await backend.io(saga.close_if_undone, engine.store, run)

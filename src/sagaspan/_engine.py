@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from opentelemetry.trace import INVALID_SPAN, Span, TracerProvider
+from opentelemetry.trace import Span, TracerProvider, get_current_span
 
 from sagaspan import _fork as fork
 from sagaspan import _live as live
@@ -184,7 +184,7 @@ class Engine:
         self.limits.observes = self._observe
         self._ledger = Ledger(
             store, judge=self.judge, lease=self.lease, find_probe=self.find_probe, limits=self.limits,
-            is_about=self._is_about,
+            is_about=self._is_about, tracer=self.tracer,
         )  # fmt: skip
         self.lease.forked.append(self._begin_again)
         hooks, fresh = self._hooks, self.lease.fresh
@@ -286,9 +286,9 @@ class Engine:
         return next(iter(self.store.usage_of(self.namespace, {"run": call.run.id})), UsageTotals())
 
     @property
-    def no_span(self) -> Span:
-        """The parent of spans that have none."""
-        return INVALID_SPAN
+    def span_here(self) -> Span:
+        """The current span: the parent of what is undone outside of its run's block."""
+        return get_current_span()
 
     # -- tools -----------------------------------------------------------------------------------------------
 
@@ -700,9 +700,14 @@ class Engine:
         """A call of a model, which is never answered from the ledger; raises what ``run_in_force`` does."""
         self.look_at_file()
         run = self.run_in_force(backend, tool)
-        if run is not None and run.replaying:  # what answers a completed run once more is no step of it
+        over = run.record if run is not None and run.replaying else None
+        if over is not None:  # what answers a completed run once more is no step of it
             run = None
         record = self._session_of(tool) if run is None else run.record
+        if over is not None:  # but it is asked, and paid, for the same people
+            record = replace(
+                record, user=over.user, tenant=over.tenant, agent=over.agent, conversation=over.conversation
+            )
         scope, value, id_ = run_scope(record.id, record.generation), new_id(now_us()), new_id(now_us())
         parent = current_call.get()
         return Call(

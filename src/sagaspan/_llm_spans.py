@@ -65,7 +65,7 @@ def close(span: Span, ending: Ending) -> None:
     """End its span."""
     attributes: dict[str, AttributeValue] = {semconv.CALL_ID: ending.call_id, semconv.CALL_EXECUTED: True}
     if ending.state is not None:
-        attributes[semconv.CALL_STATE] = ending.state
+        attributes[semconv.CALL_STATE] = ending.state.value
     if ending.finish_reasons:
         attributes[semconv.GEN_AI_RESPONSE_FINISH_REASONS] = tuple(ending.finish_reasons)
     usage, cost = ending.usage, ending.cost

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sagaspan import _completion as completion
 from sagaspan import _owner as owner
+from sagaspan import _run_spans as run_spans
 from sagaspan import _saga as saga
-from sagaspan import codecs
+from sagaspan import codecs, semconv
 from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
 from sagaspan._checks import check_count
@@ -268,7 +269,8 @@ class Recoverer:
             return []
         try:
             inside = [done for inner in lost.inside for done in await self._act(inner)]
-            outcome = await (self._finish(taken) if run.state is RunState.COMPENSATING else self._end(taken, lost))
+            act = self._finish(taken) if run.state is RunState.COMPENSATING else self._end(taken, lost)
+            outcome = await self._in_span(taken, act)
         finally:
             owner.drop(saga.token(self._store, run))
         return [*inside, (run, outcome)]
@@ -277,7 +279,7 @@ class Recoverer:
         """Go on with a rollback that died."""
         left = self._not_due(await self._backend.io(steps_of, self._store, taken))
         after, undone = await saga.roll_back(
-            self._engine, taken, backend=self._backend, span=self._engine.no_span, again=ONCE, left=left
+            self._engine, taken, backend=self._backend, span=self._engine.span_here, again=ONCE, left=left
         )
         return await self._outcome(after, undone)
 
@@ -300,7 +302,7 @@ class Recoverer:
         ending = Ending(event=RunEvent.COMPENSATE if undo else RunEvent.HOLD, reason=reason)
         after, undone = await saga.leave(
             self._engine, taken, ending, error=LOST[lost.verdict], output=None, backend=self._backend,
-            span=self._engine.no_span,
+            span=self._engine.span_here,
         )  # fmt: skip
         if undone is None:
             return "needs_human" if doubts.open else "held"
@@ -309,7 +311,7 @@ class Recoverer:
     async def _complete(self, taken: RunRecord) -> str:
         """Send what was deferred in a run that has ended well."""
         _, stopped = await completion.finish(
-            self._engine, taken, in_force=self._in_force(taken), backend=self._backend, span=self._engine.no_span
+            self._engine, taken, in_force=self._in_force(taken), backend=self._backend, span=self._engine.span_here
         )
         if stopped is None:
             return "completed"
@@ -325,9 +327,12 @@ class Recoverer:
         if taken is None:
             return None
         try:
-            return await self._complete(taken)
+            return await self._in_span(taken, self._complete(taken))
         finally:
             owner.drop(saga.token(self._store, run))
+
+    async def _in_span(self, taken: RunRecord, act: Awaitable[str]) -> str:
+        return await run_spans.going_on(self._engine, taken, semconv.BY_RECOVERY, self._backend, act)
 
     async def _is_blocked(self, run: RunRecord, *, ask: bool) -> bool:
         """Whether a call of a held run waits for a person, or for its next attempt to be undone.
@@ -379,7 +384,9 @@ class Recoverer:
             return await self._tried_later(steps)
         if due and self._engine.find_compensation(due[0]) is None:
             return "queued"
-        ended = await saga.take_and_roll_back(self._engine, run, self._backend, again=ONCE, left=left)
+        ended = await saga.take_and_roll_back(
+            self._engine, run, self._backend, by=semconv.BY_RECOVERY, again=ONCE, left=left
+        )
         return None if ended is None else await self._outcome(*ended)
 
     async def _outcome(self, run: RunRecord, undone: Undone) -> str:

@@ -143,7 +143,7 @@ class Rollback:
             call.span,
             {
                 semconv.CALL_ID: record.id,
-                semconv.CALL_STATE: ended.state,
+                semconv.CALL_STATE: ended.state.value,
                 semconv.CALL_EXECUTED: executed,
                 semconv.IDEMPOTENCY_OUTCOME: semconv.OUTCOME_EXECUTED if executed else semconv.OUTCOME_REPLAYED,
             },
@@ -325,6 +325,11 @@ class Rollback:
             semconv.CALL_PHASE: semconv.PHASE_COMPENSATION,
             semconv.CALL_COMPENSATES: step.id,
         }
+        optional = (
+            (semconv.GEN_AI_AGENT_NAME, self._run.agent),
+            (semconv.GEN_AI_CONVERSATION_ID, self._run.conversation),
+        )
+        attributes.update({name: value for name, value in optional if value})
         links = spans.link_to(step.traceparent, semconv.LINK_COMPENSATES)
         return spans.start(
             self._tracer, semconv.SPAN_TOOL.format(tool=compensation.name), attributes, parent=self._parent, links=links

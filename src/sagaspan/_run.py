@@ -21,15 +21,15 @@ from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 from sagaspan import _completion as completion
 from sagaspan import _fork as fork
 from sagaspan import _live as live
-from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
+from sagaspan import _run_spans as run_spans
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
 from sagaspan import _undo as undo
 from sagaspan import codecs, semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call, Purse, Result
-from sagaspan._clock import monotonic, now_us
+from sagaspan._clock import monotonic
 from sagaspan._compensation import same_callable
 from sagaspan._context import check_may_start, current_call, current_run
 from sagaspan._endings import PIVOT, Ending, ending_of
@@ -484,7 +484,7 @@ class Run:
         check_may_start(f"the run {self.id!r}")
         if self._entered:
             raise ConfigurationError(f"the run {self.id!r} is entered already; make a new one with guard.run(...)")
-        span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), _opening(self.record))
+        span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), run_spans.opening(self.record))
         self._process = os.getpid()
         wanted = replace(self.record, owner=owner.this_process(), traceparent=spans.traceparent_of(span))
         try:
@@ -536,10 +536,8 @@ class Run:
         self.engine.open_runs -= 1
         if not self.replaying and self.record.on_record:
             owner.drop(saga.token(self.engine.store, self.record))
-        spans.end(self._span, self._closing(), error)
-        if not self.replaying:
-            seconds = (now_us() - self.record.started_us) / 1e6
-            metrics.run_ended(self.name, str(self.record.state), self.record.reason, seconds, self._span)
+        since_us = None if self.replaying else self.record.started_us
+        run_spans.close(self._span, self.record, error, resumed=self.resumed, since_us=since_us)
         live.drop(self._secrets)
         self._secrets = []
 
@@ -596,12 +594,13 @@ class Run:
         if self._outer is not None:  # two rollbacks, its own and that of the run around, must not meet
             self._outer.in_flight.goes_on()
         try:
-            if not self.record.on_record:
-                self._end_unrecorded(error)
-            elif not self.replaying:
-                report = await self._end_or_let_go(error, backend)
-            elif self._aborted is not None:
-                report = await self._abort_now(backend)
+            with spans.current(self._span):
+                if not self.record.on_record:
+                    self._end_unrecorded(error)
+                elif not self.replaying:
+                    report = await self._end_or_let_go(error, backend)
+                elif self._aborted is not None:
+                    report = await self._abort_now(backend)
         finally:
             try:
                 self._over(error or (self._stopped.error if self._stopped else None))
@@ -800,17 +799,6 @@ class Run:
             _log.warning("the output of run %r is not recorded: %s", self.id, problem)
             return None
 
-    def _closing(self) -> dict[str, str | bool | int]:
-        attributes: dict[str, str | bool | int] = {
-            semconv.RUN_STATE: str(self.record.state),
-            semconv.RUN_RESUMED: self.resumed,
-        }
-        if self.record.orphans is not None:
-            attributes[semconv.RUN_ORPHANS] = len(names_of(self.record.orphans))
-        if self.record.reason is not None:
-            attributes[semconv.RUN_REASON] = self.record.reason
-        return attributes
-
 
 def _recorded_output(record: RunRecord) -> Any:
     try:
@@ -825,21 +813,6 @@ def _in_words(why: object) -> str:
     """The reason that was given: an emergency brake works for an error, and for nothing."""
     text = "" if why is None else str(why)
     return text or ("aborted" if why is None or isinstance(why, str) else type(why).__name__)
-
-
-def _opening(record: RunRecord) -> dict[str, str]:
-    attributes = {
-        semconv.RUN_ID: record.id,
-        semconv.RUN_NAME: record.name,
-        semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_CHAIN,
-    }
-    optional = (
-        (semconv.RUN_PARENT_ID, record.parent_id),
-        (semconv.GEN_AI_CONVERSATION_ID, record.conversation),
-        (semconv.GEN_AI_AGENT_NAME, record.agent),
-    )
-    attributes.update({name: value for name, value in optional if value})
-    return attributes
 
 
 @spans.harmless(None)

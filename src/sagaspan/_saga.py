@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry.trace import Span
 
 from sagaspan import _owner as owner
+from sagaspan import _run_spans as run_spans
+from sagaspan import semconv
 from sagaspan._backends import Backend
 from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
@@ -411,6 +413,7 @@ async def take_and_roll_back(
     run: RunRecord,
     backend: Backend,
     *,
+    by: str = semconv.BY_REQUEST,
     again: Retry = PATIENT,
     left: Collection[str] = (),
     **changes: Any,
@@ -426,9 +429,17 @@ async def take_and_roll_back(
     if not await _commit_held(engine, RunChange(after, audit, run.version), backend, names):
         return None
     try:
-        return await roll_back(engine, after, backend=backend, span=engine.no_span, again=again, left=left)
+        return await run_spans.going_on(
+            engine, after, by, backend, _undone_here(engine, after, backend, again=again, left=left)
+        )
     finally:
         owner.drop(token(engine.store, run))
+
+
+async def _undone_here(
+    engine: Engine, run: RunRecord, backend: Backend, *, again: Retry, left: Collection[str]
+) -> tuple[RunRecord, Undone]:
+    return await roll_back(engine, run, backend=backend, span=engine.span_here, again=again, left=left)
 
 
 def _locks_of(steps: Iterable[CallRecord]) -> set[str]:

@@ -6,6 +6,7 @@ exception messages and arguments appear only under OpenTelemetry's own content o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -39,6 +40,7 @@ _log = logging.getLogger("sagaspan")
 MAX_CONTENT: Final = 4096
 """Characters of one attribute with content."""
 _NO_SPAN: Span = INVALID_SPAN
+_NOTHING: Final = contextlib.nullcontext()
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
@@ -142,6 +144,13 @@ def opened_for(tool: str) -> Span | None:
     return span if named == tool else None
 
 
+def current(span: Span) -> contextlib.AbstractContextManager[object]:
+    """``span`` as the current one within the block, if it records; it is not ended."""
+    if not span.is_recording():
+        return _NOTHING
+    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
+
+
 @harmless(None)
 def mark(span: Span, attribute: str) -> None:
     """Say on ``span`` that ``attribute`` is true."""
@@ -163,7 +172,11 @@ def record_attempt(
         semconv.SPAN_ATTEMPT.format(n=number),
         context=trace.set_span_in_context(parent),
         start_time=started_ns,
-        attributes={semconv.ATTEMPT_NUMBER: number, semconv.ATTEMPT_DELAY_MS: delay_ms},
+        attributes={
+            semconv.ATTEMPT_NUMBER: number,
+            semconv.ATTEMPT_DELAY_MS: delay_ms,
+            semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_CHAIN,
+        },
     )
     end(span, {}, error)
 

@@ -136,7 +136,7 @@ async def _one_call(
         return Undone(not_compensable=(call_info(step),))
     if dry_run:
         return _foreseen(engine, [step])
-    report = await saga.rollback_of(engine, run, backend=backend, span=engine.no_span, lock=True)([step])
+    report = await saga.rollback_of(engine, run, backend=backend, span=engine.span_here, lock=True)([step])
     if report.queued and step.state is not CallState.COMPENSATING:
         await backend.io(_queue, engine.store, step)
     await backend.io(saga.close_if_undone, engine.store, run)

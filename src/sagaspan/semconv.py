@@ -41,6 +41,7 @@ RUN_REASON: Final = "sagaspan.run.reason"
 RUN_RESUMED: Final = "sagaspan.run.resumed"
 RUN_PARENT_ID: Final = "sagaspan.run.parent.id"
 RUN_ORPHANS: Final = "sagaspan.run.orphans"
+RUN_ENTERED_BY: Final = "sagaspan.run.entered_by"
 TASK_NAME: Final = "sagaspan.task.name"
 
 # -- calls -------------------------------------------------------------------------------------------------
@@ -73,6 +74,9 @@ OUTCOME_SCHEDULED: Final = "scheduled"
 LINK_COMPENSATES: Final = "compensates"
 LINK_RESUMES: Final = "resumes"
 LINK_SENDS: Final = "sends"
+LINK_PROBES: Final = "probes"
+BY_RECOVERY: Final = "recovery"
+BY_REQUEST: Final = "request"
 
 # -- approvals ---------------------------------------------------------------------------------------------
 APPROVAL_ID: Final = "sagaspan.approval.id"
@@ -95,8 +99,14 @@ KIND_CHAIN: Final = "CHAIN"
 KIND_GUARDRAIL: Final = "GUARDRAIL"
 KIND_TOOL: Final = "TOOL"
 
-# -- freezes, probes, loops, notifications --------------------------------------------------------------------------
+# -- freezes, waits, probes, loops, notifications ------------------------------------------------------------
 FREEZE_SCOPE: Final = "sagaspan.freeze.scope"
+WAIT_FOR: Final = "sagaspan.wait.for"
+WAIT_LOCK: Final = "lock"
+WAIT_PIVOT: Final = "pivot"
+WAIT_BUDGET: Final = "budget"
+WAIT_OWNER: Final = "owner"
+WAIT_POLL: Final = "poll"
 PROBE_ANSWER: Final = "sagaspan.probe.answer"
 LOOP_KIND: Final = "sagaspan.loop.kind"
 NOTIFICATION_KIND: Final = "sagaspan.notification.kind"
@@ -111,6 +121,8 @@ SPAN_TASK: Final = "task {task}"
 SPAN_RUN: Final = "sagaspan {run}"
 SPAN_APPROVAL: Final = "approval {tool}"
 SPAN_ATTEMPT: Final = "attempt {n}"
+SPAN_PROBE: Final = "probe {tool}"
+SPAN_WAIT: Final = "wait for {what}"
 
 # -- calls of models, and what other instrumentations call the same things (the aliases are read, never emitted) --
 COST_USD: Final = "sagaspan.cost.usd"

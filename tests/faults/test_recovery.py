@@ -369,7 +369,7 @@ from sagaspan import _saga as saga
 run = guard._store.get_run("default", "a")
 step = guard._store.get_call({hotel.id!r})
 try:
-    run_sync(saga.rollback_of(guard._engine, run, backend=SYNC, span=guard._engine.no_span)([step]))
+    run_sync(saga.rollback_of(guard._engine, run, backend=SYNC, span=guard._engine.span_here)([step]))
 except StoreUnavailable as refused:
     print("refused")
 """

@@ -64,6 +64,25 @@ def test_a_run_knows_what_it_used(guard: Guard) -> None:
         assert (run.usage.limit, run.usage.remaining) == (Decimal("0.01"), Decimal("0.004"))
 
 
+def test_a_replay_of_a_completed_run_is_paid_for_by_the_same_people(ledger: Path) -> None:
+    """Its model is asked again, outside of the run, which is over; but the budget of its user still holds."""
+    with Guard(f"sqlite:///{ledger}", prices=CHEAP, budgets={"user:u": "2000 tokens"}) as guard:
+
+        def job() -> None:
+            with (
+                guard.run("r", id="r", user="u"),
+                guard.llm_call("cheap", input_tokens=500, max_output_tokens=500) as call,
+            ):
+                call.settle(input_tokens=500, output_tokens=500)
+
+        job()
+        job()
+        assert _rows(ledger, "select scope, spent from budgets") == [("user:u", 2000)]
+        with pytest.raises(BudgetExceeded):
+            job()
+        assert len(guard.runs.get("r").calls) == 1
+
+
 async def test_asynchronously(guard: Guard) -> None:
     """The same with async with."""
     async with guard.llm_call("cheap", input_tokens=10, max_output_tokens=10) as call:

@@ -263,7 +263,9 @@ def test_errors_and_attempts(guard: Guard, caller: Caller, spans: InMemorySpanEx
     first, second = sorted(children[twice.context.span_id], key=lambda span: span.name)
     assert (first.name, second.name) == ("attempt 1", "attempt 2")
     assert (first.attributes or {})["error.type"] == f"{Declined.__module__}.Declined"
-    assert dict(second.attributes or {}) == {"sagaspan.attempt.number": 2, "sagaspan.attempt.delay_ms": 10.0}
+    assert dict(second.attributes or {}) == {
+        "sagaspan.attempt.number": 2, "sagaspan.attempt.delay_ms": 10.0, "openinference.span.kind": "CHAIN",
+    }  # fmt: skip
     assert (thrice.status.status_code, thrice.status.description) == (StatusCode.ERROR, None)
     assert (thrice.attributes or {})["sagaspan.call.attempts"] == 3
     assert (thrice.attributes or {})["sagaspan.call.state"] == "failed"

@@ -31,7 +31,8 @@ class Asking:
         self.span: Span = spans.start(
             call.tracer, semconv.SPAN_APPROVAL.format(tool=call.tool.name),
             {semconv.GEN_AI_TOOL_NAME: call.tool.name, semconv.RUN_ID: call.run.id,
-             semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_GUARDRAIL},
+             semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_GUARDRAIL,
+             **({semconv.GEN_AI_CONVERSATION_ID: call.run.conversation} if call.run.conversation else {})},
             parent=call.span,
         )  # fmt: skip
 

@@ -6,8 +6,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from opentelemetry.trace import Span, Tracer
+
 from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
+from sagaspan import _spans as spans
+from sagaspan import semconv
 from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._clock import new_id, now_us
 from sagaspan._probe import RESERVED, Answer, Applied, Probe, Unsure, answer_of
@@ -49,7 +53,14 @@ def declare_lost(store: Store, record: CallRecord, verdict: Verdict) -> CallReco
 
 
 async def resolve_in_doubt(
-    store: Store, judge: Judge, record: CallRecord, *, probe: Probe | None, backend: Backend
+    store: Store,
+    judge: Judge,
+    record: CallRecord,
+    *,
+    probe: Probe | None,
+    backend: Backend,
+    tracer: Tracer,
+    parent: Span | None = None,
 ) -> CallRecord:
     """Ask what can find out about ``record``; returns it as it is then, decided or still in doubt.
 
@@ -61,9 +72,21 @@ async def resolve_in_doubt(
             record = await backend.io(declare_lost, store, record, verdict)
     if record.state not in IN_DOUBT or probe is None:
         return record
-    answer = await _ask(probe, record, backend)
-    metrics.probed(record.tool, next(name for kind, name in _ANSWERS.items() if isinstance(answer, kind)))
-    return await backend.io(_record_answer, store, record, answer, probe.settle)
+    span = spans.start(
+        tracer, semconv.SPAN_PROBE.format(tool=record.tool),
+        {semconv.GEN_AI_TOOL_NAME: record.tool, semconv.RUN_ID: record.run_id, semconv.CALL_ID: record.id,
+         semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_CHAIN},
+        parent=parent, links=spans.link_to(record.traceparent, semconv.LINK_PROBES),
+    )  # fmt: skip
+    said: dict[str, str] = {}
+    try:
+        answer = await _ask(probe, record, backend)
+        said[semconv.PROBE_ANSWER] = next(name for kind, name in _ANSWERS.items() if isinstance(answer, kind))
+        metrics.probed(record.tool, said[semconv.PROBE_ANSWER])
+        record = await backend.io(_record_answer, store, record, answer, probe.settle)
+        return record
+    finally:
+        spans.end(span, {**said, semconv.CALL_STATE: record.state.value})
 
 
 async def _ask(probe: Probe, record: CallRecord, backend: Backend) -> Answer:

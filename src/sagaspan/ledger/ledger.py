@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from opentelemetry.trace import Span, Tracer
+
 from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan import codecs, semconv
@@ -21,6 +23,7 @@ from sagaspan._clock import monotonic, now_us
 from sagaspan._frozen import replaced
 from sagaspan._probe import Probe
 from sagaspan._spans import error_message, error_type, traceparent_of
+from sagaspan._waiting import Waiting
 from sagaspan.exceptions import (
     ApprovalDenied,
     CallInProgress,
@@ -107,8 +110,10 @@ class Ledger:
         find_probe: FindProbe,
         limits: Limits,
         is_about: Callable[[Call, ApprovalRecord], bool],
+        tracer: Tracer,
     ) -> None:
         self._store = store
+        self._tracer = tracer
         self._is_about = is_about
         self._limits = limits
         self._find_probe = find_probe
@@ -148,7 +153,7 @@ class Ledger:
             if record.state is CallState.RUNNING:
                 record, _ = await self._await_owner(call, record)
             if record.state in IN_DOUBT:
-                record = await self.resolve(record, call.tool.probe, call.backend)
+                record = await self.resolve(record, call.tool.probe, call.backend, call.span)
             if record.state not in (CallState.SCHEDULED, CallState.FAILED, *IN_DOUBT):
                 return Result(state=record.state, outcome=semconv.OUTCOME_REPLAYED, record=record)
             in_doubt = record.state in IN_DOUBT
@@ -157,9 +162,13 @@ class Ledger:
             if claimed is not None:
                 return await self._run(*claimed)
 
-    async def resolve(self, record: CallRecord, probe: Probe | None, backend: Backend) -> CallRecord:
+    async def resolve(
+        self, record: CallRecord, probe: Probe | None, backend: Backend, parent: Span | None = None
+    ) -> CallRecord:
         """Find out about a call in doubt; see ``resolve_in_doubt``."""
-        return await resolve_in_doubt(self._store, self._judge, record, probe=probe, backend=backend)
+        return await resolve_in_doubt(
+            self._store, self._judge, record, probe=probe, backend=backend, tracer=self._tracer, parent=parent
+        )
 
     async def serve(self, call: Call) -> Result | None:
         """The answer of the ledger without claiming anything; None if ``call`` is to be run."""
@@ -385,7 +394,7 @@ class Ledger:
         return conditions
 
     async def _find_out(self, step: CallRecord, call: Call) -> CallRecord:
-        return await self.resolve(step, self._find_probe(step), call.backend)
+        return await self.resolve(step, self._find_probe(step), call.backend, call.span)
 
     async def _commit_held(self, call: Call, record: CallRecord, changes: Sequence[Change], in_doubt: bool) -> Commit:
         """Commit the claim of ``record``; it is held from before it is on disk until ``_run`` lets it go."""
@@ -456,7 +465,7 @@ class Ledger:
         else:
             outcome = semconv.OUTCOME_REPLAYED
         if record.state in IN_DOUBT:
-            record = await self.resolve(record, call.tool.probe, call.backend)
+            record = await self.resolve(record, call.tool.probe, call.backend, call.span)
         if record.state is CallState.DONE:
             return _replayed(call, record, outcome)
         if record.state in IN_DOUBT:
@@ -481,7 +490,7 @@ class Ledger:
         if not ours:
             return None
         if record.state in IN_DOUBT:
-            record = await self.resolve(record, call.tool.probe, call.backend)
+            record = await self.resolve(record, call.tool.probe, call.backend, call.span)
         if record.state in IN_DOUBT and not call.replaying:
             await self._again_in_doubt(call, record)  # raises, unless it may be sent again
         standing = (CallState.SCHEDULED, CallState.RUNNING, CallState.DONE, *IN_DOUBT)
@@ -523,20 +532,19 @@ class Ledger:
                 signature=call.key.value, count=1, call=call_info(record),
             )  # fmt: skip
         deadline = monotonic() + (call.tool.policy.timeout or JOIN_SECONDS)
-        pause = 0.005
-        while record.state is CallState.RUNNING:
-            verdict = await call.io(self._judge.verdict, record.owner, record.id)
-            if verdict is not Verdict.ALIVE:
-                return await call.io(self._declare_lost, record, verdict), semconv.OUTCOME_REPLAYED
-            if monotonic() > deadline:
-                raise CallInProgress(
-                    f"tool {call.tool.name!r}: call {record.id} is still running elsewhere ({record.owner}); "
-                    "try again when it has ended",
-                    call=call_info(record),
-                )
-            await call.sleep(pause)
-            pause = min(pause * 1.5, 0.25)
-            record = await call.io(self._reload, record)
+        with Waiting(call, semconv.WAIT_OWNER) as waiting:
+            while record.state is CallState.RUNNING:
+                verdict = await call.io(self._judge.verdict, record.owner, record.id)
+                if verdict is not Verdict.ALIVE:
+                    return await call.io(self._declare_lost, record, verdict), semconv.OUTCOME_REPLAYED
+                if monotonic() > deadline:
+                    raise CallInProgress(
+                        f"tool {call.tool.name!r}: call {record.id} is still running elsewhere ({record.owner}); "
+                        "try again when it has ended",
+                        call=call_info(record),
+                    )
+                await waiting.pause(JOIN_SECONDS)
+                record = await call.io(self._reload, record)
         return record, semconv.OUTCOME_JOINED
 
     def _declare_lost(self, record: CallRecord, verdict: Verdict) -> CallRecord:

@@ -14,8 +14,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, now_us
+from sagaspan._waiting import Waiting
 from sagaspan.exceptions import ConfigurationError, LockConflict
 from sagaspan.ledger.families import is_over, outermost
 from sagaspan.ledger.records import CallRecord, CallState, LockRecord, RunRecord
@@ -110,14 +112,13 @@ def held_by_another(store: Store, names: Collection[str], holder: Holder) -> Loc
 
 async def wait_for(store: Store, call: Call, deadline: float) -> None:
     """Wait until nobody else holds a lock ``call`` takes, up to ``deadline`` (monotonic); else ``LockConflict``."""
-    pause = 0.005
     names = call.declared.locks
-    while (lock := await call.io(lambda: held_by_another(store, names, holder_of(store, call)))) is not None:
-        left = deadline - monotonic()
-        if left <= 0 or not await call.io(_may_wait, store, call, lock):
-            raise await call.io(conflict, store, f"tool {call.tool.name!r} did not run", lock)
-        await call.sleep(min(pause, left))
-        pause = min(pause * 1.5, 0.25)
+    with Waiting(call, semconv.WAIT_LOCK) as waiting:
+        while (lock := await call.io(lambda: held_by_another(store, names, holder_of(store, call)))) is not None:
+            left = deadline - monotonic()
+            if left <= 0 or not await call.io(_may_wait, store, call, lock):
+                raise await call.io(conflict, store, f"tool {call.tool.name!r} did not run", lock)
+            await waiting.pause(left)
 
 
 def commit_with(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
+from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import monotonic
+from sagaspan._waiting import Waiting
 from sagaspan.exceptions import CallInProgress, OutcomeUnknown
 from sagaspan.ledger.committed import is_committed
 from sagaspan.ledger.families import family, outermost
@@ -48,26 +50,25 @@ async def wait_for_steps(store: Store, call: Call, resolve: Resolve, deadline: f
 
     Raises ``CallInProgress`` for one that goes on, and ``OutcomeUnknown`` for one in doubt after its probe was asked.
     """
-    pause = 0.005
-    while step := await call.io(_first_open, store, call):
-        step = await resolve(step)
-        if step.state in IN_DOUBT:
-            raise OutcomeUnknown(
-                f"the pivot {call.tool.name!r} did not run: nobody knows whether {step.tool!r}, an earlier step of its "
-                f"run, happened, and after a pivot it could not be undone. Find out, then say so: sagaspan calls "
-                f"resolve {step.id} OUTCOME --note WHY",
-                call=call_info(step), tool_ran="no",
-            )  # fmt: skip
-        if step.state not in (CallState.RUNNING, CallState.COMPENSATING):
-            continue
-        if (left := deadline - monotonic()) <= 0:
-            raise CallInProgress(
-                f"the pivot {call.tool.name!r} did not run: {step.tool!r}, an earlier step of its run, is still "
-                f"{step.state} (call {step.id}); try again when it has ended",
-                call=call_info(step),
-            )
-        await call.sleep(min(pause, left))
-        pause = min(pause * 1.5, 0.25)
+    with Waiting(call, semconv.WAIT_PIVOT) as waiting:
+        while step := await call.io(_first_open, store, call):
+            step = await resolve(step)
+            if step.state in IN_DOUBT:
+                raise OutcomeUnknown(
+                    f"the pivot {call.tool.name!r} did not run: nobody knows whether {step.tool!r}, an earlier step of "
+                    "its run, happened, and after a pivot it could not be undone. Find out, then say so: sagaspan "
+                    f"calls resolve {step.id} OUTCOME --note WHY",
+                    call=call_info(step), tool_ran="no",
+                )  # fmt: skip
+            if step.state not in (CallState.RUNNING, CallState.COMPENSATING):
+                continue
+            if (left := deadline - monotonic()) <= 0:
+                raise CallInProgress(
+                    f"the pivot {call.tool.name!r} did not run: {step.tool!r}, an earlier step of its run, is still "
+                    f"{step.state} (call {step.id}); try again when it has ended",
+                    call=call_info(step),
+                )
+            await waiting.pause(left)
 
 
 def _first_open(store: Store, call: Call) -> CallRecord | None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, now_us
 from sagaspan._context import calls_held
 from sagaspan._reading import read_here
+from sagaspan._waiting import Waiting
 from sagaspan.amounts import Unit
 from sagaspan.budget import Window, window_end
 from sagaspan.ledger.judgement import Judge, Verdict
@@ -54,8 +56,7 @@ async def wait_for_room(
     made in the next window as well. Raises ``StoreUnavailable``.
     """
     waiter = Waiter(call.id, store, refused, holds_up=_held_up_by(call))
-    pause = 0.005
-    with waiting(waiter):
+    with waiting(waiter), Waiting(call, semconv.WAIT_BUDGET) as pauses:
         while True:
             if await call.io(is_changed):
                 return Room(fits=True)
@@ -63,8 +64,7 @@ async def wait_for_room(
             left = deadline - monotonic()
             if room.fits or not room.may_come or left <= 0:
                 return room
-            await call.sleep(min(pause, left))
-            pause = min(pause * 1.5, 0.25)
+            await pauses.pause(left)
 
 
 def _held_up_by(call: Call) -> frozenset[str]:

@@ -80,7 +80,7 @@ def _tell(call: Call, scope: str, budget: Budget, percent: int) -> None:
         semconv.EVENT_SOFT_LIMIT,
         {
             semconv.BUDGET_SCOPE: scope,
-            semconv.BUDGET_UNIT: budget.unit,
+            semconv.BUDGET_UNIT: str(budget.unit),
             semconv.BUDGET_WINDOW: budget.window or "",
             semconv.BUDGET_LIMIT: limit,
             semconv.BUDGET_PERCENT: percent,

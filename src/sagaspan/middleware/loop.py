@@ -16,6 +16,7 @@ from sagaspan._call import Call, Result
 from sagaspan._clock import now_us
 from sagaspan._middleware import CallNext
 from sagaspan._observed import let_by
+from sagaspan._waiting import Waiting
 from sagaspan.exceptions import LoopDetected
 from sagaspan.keys import KeySource
 from sagaspan.ledger.records import CallRecord
@@ -74,7 +75,8 @@ class LoopMiddleware:
                 return served
         if verdict is None:
             if not self._observes:
-                await call.sleep(delay)
+                with Waiting(call, semconv.WAIT_POLL) as waiting:
+                    await waiting.sleep(delay)
             return call
         if self._observes:
             return let_by(call, refusal(tool, verdict))

@@ -84,7 +84,7 @@ def _opening(call: Call) -> dict[str, AttributeValue]:
 def _ended(close: Close, call: Call, result: Result) -> None:
     attributes: dict[str, AttributeValue] = {
         semconv.CALL_ID: result.record.id,
-        semconv.CALL_STATE: result.state,
+        semconv.CALL_STATE: result.state.value,
         semconv.CALL_EXECUTED: result.executed,
         semconv.CALL_ATTEMPTS: result.record.attempts,
         semconv.IDEMPOTENCY_OUTCOME: result.outcome,
@@ -111,7 +111,7 @@ def _result_content(call: Call, result: Result) -> dict[str, AttributeValue]:
 def _refused(close: Close, call: Call, error: BaseException) -> None:
     attributes: dict[str, AttributeValue] = {semconv.CALL_EXECUTED: False}
     if isinstance(error, ApprovalPending):
-        attributes[semconv.CALL_STATE] = CallState.AWAITING_APPROVAL
+        attributes[semconv.CALL_STATE] = CallState.AWAITING_APPROVAL.value
         attributes[semconv.APPROVAL_ID] = error.approval_id
     elif isinstance(error, SagaspanError):
         metrics.refused(semconv.GEN_AI_TOOL_NAME, call.tool.name, spans.error_type(error), call.span)
