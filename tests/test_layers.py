@@ -161,7 +161,11 @@ ALLOWED = {
     "_said": {"semconv", "_spans", "_live", "llm"},
     "_llm_spans": DATA | {"ledger.records", "llm"},
     "_unmetered": DATA | {"_llm_spans"},
-    "_llm": DATA | {"ledger", "llm", "_billed", "_headroom", "_llm_spans", "_reaper", "_said", "_unmetered"},
+    "_llm_booked": DATA | {"ledger", "llm"},
+    "_llm_growth": DATA | {"ledger", "llm", "_headroom"},
+    "_llm": DATA
+    | {"ledger", "llm", "_billed", "_headroom", "_llm_booked", "_llm_growth", "_llm_spans", "_reaper", "_said"}
+    | {"_unmetered"},
     "_llm_function": {"exceptions", "_llm"},
     "_estimates": {"exceptions", "_checks", "llm"},
     "_freezes": BASE | {"ledger"},

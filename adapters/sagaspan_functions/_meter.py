@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from sagaspan import ConfigurationError
 from sagaspan.adapters import LlmCall
-from sagaspan.llm.running import Running
+from sagaspan.llm.demands import likely_input
+from sagaspan.llm.running import Running, likely_output
 from sagaspan.llm.streams import StreamUsage
 from sagaspan.llm.transcript import Transcript
 
@@ -40,7 +41,7 @@ class Meter:
         self._looked = False
         self._hides_usage = hides_usage
         self._said = StreamUsage()
-        self._running = Running() if is_stream and call.counts else None
+        self._running = Running() if is_stream and (call.counts or call.estimates) else None
         self._transcript = Transcript() if is_stream and call.tells else None
         self._rest = b""
 
@@ -125,6 +126,8 @@ class Meter:
             settle(self.call, _parsed(self._rest))
             return
         self.call.came_to(self._came)
+        if self._running is not None and self.call.estimates:
+            self.call.seen(self._running.likely, likely_input(self.call.demand))
         reasons = self._said.finish_reasons
         said = None if self._transcript is None else self._transcript.messages(reasons)
         self.call.messages(output=said, finish_reasons=reasons)
@@ -162,11 +165,12 @@ class Meter:
 
 
 def settle(call: LlmCall, answer: Any) -> None:
-    """Tell ``call`` what ``answer`` says; one that does not say it leaves all booked that was reserved."""
+    """Tell ``call`` what ``answer`` says, or what it looks like; else all is booked that was reserved."""
     try:
         call.settle(answer)
     except ConfigurationError:
-        return
+        if call.estimates:
+            call.seen(likely_output(answer), likely_input(call.demand))
 
 
 def metered(response: Any, meter: Meter) -> Any:

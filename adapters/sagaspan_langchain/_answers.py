@@ -13,8 +13,9 @@ from langchain_core.outputs import ChatResult
 
 from sagaspan import ConfigurationError
 from sagaspan.adapters import LlmCall
+from sagaspan.llm.demands import likely_input
 from sagaspan.llm.responses import read_usage
-from sagaspan.llm.running import Running
+from sagaspan.llm.running import Running, likely_output
 
 _REASONS: Final = ("finish_reason", "stop_reason", "done_reason")
 _ROLES: Final = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
@@ -33,6 +34,8 @@ def settle(call: LlmCall, result: ChatResult) -> None:
         _tell(call, said.usage_metadata, {**named, **said.response_metadata})
     else:
         _tell(call, (result.llm_output or {}).get("token_usage"), named)
+    if call.usage is None and call.estimates:
+        call.seen(likely_output([_said(message) for message in messages]), likely_input(call.demand))
 
 
 class Answer:
@@ -53,7 +56,7 @@ class Answer:
         if not self._begun:
             self._begun = True
             self._call.streams()
-        if self._call.counts:
+        if self._call.counts or self._call.estimates:
             self._running.add(chunk if isinstance(chunk, dict) else chunk.message)
         if isinstance(chunk, dict):
             self._read_event(chunk)
@@ -103,6 +106,8 @@ class Answer:
         if self._chunks:
             said = [_said(_merged(*self._chunks))]
         self._call.messages(output=said, finish_reasons=self._reasons)
+        if self._call.estimates:
+            self._call.seen(self._running.likely, likely_input(self._call.demand))
         if self._interruption is not None and not self._reasons:
             return  # what a stream that was dropped has said so far is no final count
         _tell(self._call, self._usage, self._metadata)

@@ -685,15 +685,15 @@ class Engine:
             former=self._former(tool, told, plain, key, resumed=resumed) if self._changes_keys(tool) else (),
         )
 
-    def warn_unsaid(self, model: str, call_id: str) -> None:
+    def warn_unsaid(self, model: str, call_id: str, *, estimated: bool) -> None:
         """Say that nobody told what a call of ``model`` used; once for each model, which mostly never tells it."""
         level = logging.DEBUG if model in self._unsaid else logging.WARNING
         self._unsaid.add(model)
         _log.log(
             level,
-            "nobody said what the call %s of %r used; it is booked with all it had reserved. Later ones of this model "
-            "are not named here; see: sagaspan usage --by model",
-            call_id, model,
+            "nobody said what the call %s of %r used; it is booked %s. Later ones of this model are not named here; "
+            "see: sagaspan usage --by model",
+            call_id, model, "as its text looks" if estimated else "with all it had reserved",
         )  # fmt: skip
 
     def make_model_call(self, tool: Tool, model: str, arguments: Mapping[str, Any], backend: Backend) -> Call:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -32,20 +31,23 @@ from sagaspan._call import Call
 from sagaspan._checks import check_choice, check_name
 from sagaspan._clock import monotonic, now_us
 from sagaspan._context import calls_held, current_run
-from sagaspan._headroom import LEAST_OUTPUT, headroom
+from sagaspan._headroom import headroom
+from sagaspan._llm_booked import AS_RESERVED, ESTIMATED, spent_on, told
+from sagaspan._llm_growth import Growth
 from sagaspan._tool import Tool, tool_of
 from sagaspan._unmetered import let_by
-from sagaspan.amounts import MAX_AMOUNT, Unit
+from sagaspan.amounts import Unit
 from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, StoreUnavailable
 from sagaspan.ledger.attempts import Ended
-from sagaspan.ledger.budgets import AS_RESERVED, ONLY_COUNTED, Spent
+from sagaspan.ledger.budgets import ONLY_COUNTED, Spent
 from sagaspan.ledger.ledger import JOIN_SECONDS, Claim
 from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
+from sagaspan.ledger.room import Room
 from sagaspan.ledger.store import ReserveChange
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Price, Prices
 from sagaspan.llm.responses import read_usage
-from sagaspan.llm.usage import MAX_COUNT, Usage, check_tokens
+from sagaspan.llm.usage import Usage
 from sagaspan.policy import Policy
 
 if TYPE_CHECKING:
@@ -54,15 +56,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sagaspan")
 _POLICY: Final = Policy(effect="read", loop=False)
-_MOST_OUTPUT: Final = 1_000_000
-"""Output tokens that a model without a known limit is assumed to give at most."""
 _MOST_HELD: Final = 15
-_LEAST_STEP: Final = 256
-"""Output tokens by which a reservation is extended at least, as long as there is that much left."""
 
 
 _NOT_GIVEN: Final = object()
-_COUNTS: Final = tuple(field.name for field in fields(Usage))
 OPERATIONS: Final = (
     semconv.OPERATION_CHAT, semconv.OPERATION_EMBEDDINGS, semconv.OPERATION_GENERATE, semconv.OPERATION_COMPLETE,
 )  # fmt: skip
@@ -102,7 +99,6 @@ class LlmCall:
         self.model = model
         self.operation = operation
         self.provider = provider
-        self.demand = demand
         self._asked = llm_spans.Asked(model=model, operation=operation, provider=provider)
         self.output_limit: int | None = None
         self._limit_output = limit_output
@@ -124,12 +120,8 @@ class LlmCall:
         self._secrets: list[str] = []
         self._output: Any = None
         self._finish_reasons: tuple[str, ...] = ()
-        self._came = 0
-        self._covered: int | None = None
-        self._first_covered = 0
+        self._growth = Growth(model, provider, prices, demand)
         self._inside: Run | None = None
-        self._step: int | None = None
-        self._growing = threading.Lock()
 
     # -- what users do -----------------------------------------------------------------------------------------
 
@@ -169,7 +161,7 @@ class LlmCall:
                 f"the {type(response).__name__} does not say what the call of {self.model!r} used; "
                 "pass input_tokens= and output_tokens="
             )
-        self._usage, self._cost = usage, self._prices.price_of(self.model, usage, self.provider)
+        self._usage, self._cost = usage, self._price_of(usage)
         return self._cost
 
     @property
@@ -243,21 +235,36 @@ class LlmCall:
         return claim is not None and claim.record.reserved is not None and not self._engine.limits.observes
 
     @property
+    def demand(self) -> Demand:
+        """What it can use at most, as far as it is reserved."""
+        return self._growth.demand
+
+    @property
     def covered(self) -> int:
         """The output tokens, of all choices together, that are reserved."""
-        if self._covered is None:
-            self._covered = self.most_output * self.demand.choices
-        return self._covered
+        return self._growth.covered
 
     @property
     def at_least(self) -> int:
         """The output tokens that are booked if nobody says how many there were: the limit's, or what came beyond it."""
-        return max(self._first_covered, self._came)
+        return max(self._growth.at_first, self._growth.came)
 
     def came_to(self, output_tokens: int) -> None:
         """Note that an answer has come to so many tokens, all choices together: so much is booked at least."""
-        check_tokens("output_tokens", output_tokens)
-        self._came = max(self._came, output_tokens)
+        self._growth.came_to(output_tokens)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether what is ``seen`` may have to be booked: the request sets no limit that could be booked instead."""
+        return self.demand.output_tokens is None
+
+    def seen(self, output_tokens: int, input_tokens: int | None = None) -> None:
+        """Note what an answer looks like, where it does not say what it used: an estimate from its text.
+
+        It is booked if nobody says more, the request has no limit and no hard budget of money or tokens holds: such a
+        budget is not to be overshot, so there all is booked that was reserved. ``input_tokens`` None: those at most.
+        """
+        self._growth.seen(output_tokens, input_tokens)
 
     def cover(self, output_tokens: int) -> None:
         """Say how far an answer has come, in tokens of all choices together; what is not reserved yet is reserved now.
@@ -313,8 +320,8 @@ class LlmCall:
         if self._limit_output and self.demand.output_tokens is None and not self._engine.limits.observes:
             await self._limit(backend)
         call = self._make_call(backend)
-        bound = self._bound(self.demand)
-        call = call.declare(costs=self._costs(bound))
+        bound = self._growth.bound()
+        call = call.declare(costs=self._growth.costs(bound))
         self._span = spans.start(
             self._engine.tracer, call.tool.name, llm_spans.opening(self._asked, call, self.demand.output_tokens)
         )
@@ -340,7 +347,8 @@ class LlmCall:
             if inside is not None and isinstance(error, BudgetExceeded) and not error.in_flight:
                 inside.doom(error)
             raise
-        self._call, self._first_covered = call, self.covered
+        self._call = call
+        self._growth.begin()
         calls_held.set((*calls_held.get()[-_MOST_HELD:], call.id))
         self._started_us = now_us() if self._claim is None else self._claim.record.started_us
 
@@ -356,83 +364,50 @@ class LlmCall:
             return None
 
     def _make_call(self, backend: Backend) -> Call:
-        arguments = {"model": self.model, "input_tokens": self.demand.input_tokens, "output_tokens": self.most_output}
+        arguments = {
+            "model": self.model,
+            "input_tokens": self.demand.input_tokens,
+            "output_tokens": self._growth.most_output,
+        }
         return self._engine.make_model_call(_tool_of(self.operation, self.model), self.model, arguments, backend)
 
     async def _limit(self, backend: Backend) -> None:
         """Limit the answer to what the budgets can pay for, where that is less than the model may give."""
-        engine, call, deadline = self._engine, self._make_call(backend), monotonic() + JOIN_SECONDS
-        known = engine.limits, engine.store, self._prices, call, self.demand, self.provider, self.most_output
+        engine, call, growth = self._engine, self._make_call(backend), self._growth
+        known = engine.limits, engine.store, self._prices, call, self.demand, self.provider, growth.most_output
+        deadline = monotonic() + JOIN_SECONDS
         # Here and not in the claim: no answer is cut to the little that is left while calls in flight hold the rest.
         while (found := await backend.io(headroom, *known)).lacking is not None:
             if not (await engine.ledger.room(call, found.lacking, deadline, moves_on=True)).fits:
                 break
         limit = found.output
-        if limit is not None and limit < self.most_output:
-            self.demand, self.output_limit = replace(self.demand, output_tokens=limit), limit
-
-    @property
-    def most_output(self) -> int:
-        """The most output tokens it is counted with."""
-        if self.demand.output_tokens is not None:
-            return self.demand.output_tokens
-        most = self._prices.affordable(self.model, self.demand, MAX_AMOUNT, self.provider)
-        return _MOST_OUTPUT if most is None else min(most, _MOST_OUTPUT)  # what nobody prices, money hardly limits
-
-    def _bound(self, demand: Demand) -> Price:
-        return self._prices.bound(self.model, demand, self.provider)
-
-    def _costs(self, bound: Price) -> Mapping[str, int]:
-        return {Unit.USD: bound.nano_usd, Unit.TOKENS: self.demand.input_tokens + self.covered, Unit.CALLS: 1}
+        if limit is not None and limit < growth.most_output:
+            growth.demand, self.output_limit = replace(self.demand, output_tokens=limit), limit
 
     async def _cover(self, output_tokens: int) -> None:
-        """Reserve for ``output_tokens`` and a step beyond: a large one first, so that few steps go far."""
         assert self._call is not None  # noqa: S101 - it was begun
-        step = max(self.covered // 2, _LEAST_STEP) if self._step is None else self._step
-        deadline = monotonic() + JOIN_SECONDS
-        while True:
-            finished = await self._call.shielded(self._extend, min(output_tokens + step, MAX_COUNT))
-            if finished.interrupted is not None:
-                raise finished.interrupted
-            refused = finished.value
-            if refused is None:
-                return
-            if step >= LEAST_OUTPUT:
-                step //= 4
-                self._step = step  # there is little left: from here on in small steps
-                continue
-            room = await self._engine.ledger.room(self._call, refused, deadline)
+        assert self._claim is not None  # noqa: S101 - and has reserved something
+        ledger, deadline = self._engine.ledger, monotonic() + JOIN_SECONDS
+        while (refused := await self._growth.extend(ledger, self._call, self._claim, output_tokens)) is not None:
+            room = await ledger.room(self._call, refused, deadline)
             if not room.fits:
-                break
-            step, self._step = max(self.covered // 2, _LEAST_STEP), None
+                raise await self._cut(refused, room)
+            self._growth.has_room()
+
+    async def _cut(self, refused: ReserveChange, room: Room) -> BudgetExceeded:
+        """The error of an answer that is read no further."""
+        assert self._call is not None  # noqa: S101 - it was begun
         error = await self._call.io(self._engine.limits.cut, self._call, refused, room)
         if self._inside is not None and not room.in_flight:
             self._inside.doom(error)
-        raise error
-
-    def _extend(self, output_tokens: int) -> ReserveChange | None:
-        """Reserve for an answer of so many tokens; the reservation that did not fit, if one did not."""
-        assert self._call is not None  # noqa: S101 - it was begun
-        with self._growing:
-            if self._is_over or self._claim is None:
-                return None
-            grown = self._grown(output_tokens)
-            held, wanted = self._bound(self.demand).nano_usd, self._bound(grown).nano_usd
-            more: dict[str, int] = {Unit.USD: wanted - held, Unit.TOKENS: output_tokens - self.covered}
-            refused = self._engine.ledger.extend(self._call, self._claim, more)
-            if refused is None:
-                self.demand, self._covered = grown, output_tokens
-            return refused
-
-    def _grown(self, output_tokens: int) -> Demand:
-        return replace(self.demand, output_tokens=-(-output_tokens // max(self.demand.choices, 1)))
+        return error
 
     async def end(self, error: BaseException | None) -> None:
         """Settle it; ``error`` is what ended it, if anything did."""
         if self._call is None or self._is_over:
             return
-        with self._growing:
-            self._is_over = True
+        self._is_over = True
+        self._growth.end()
         try:
             ended, spent = self._ended(error)
             self._booked = spent.usage
@@ -458,43 +433,41 @@ class LlmCall:
     def _ended(self, error: BaseException | None) -> tuple[Ended, Spent]:
         """How it ended, and what is booked for it."""
         if self._usage is not None:
-            return Ended(state=CallState.DONE, value=_told(self._usage)), self._spent(self._usage)
+            return Ended(state=CallState.DONE, value=told(self._usage)), self._spent(self._usage)
         if error is not None and self._is_free(error):
             return Ended(state=CallState.FAILED, error=error), ONLY_COUNTED
         if error is not None:
-            return Ended(state=CallState.UNKNOWN, error=error), self._as_reserved()
-        self._engine.warn_unsaid(self.model, self.id)
-        return Ended(state=CallState.DONE), self._as_reserved()
+            return Ended(state=CallState.UNKNOWN, error=error), self._unsaid()
+        spent = self._unsaid()
+        self._engine.warn_unsaid(self.model, self.id, estimated=bool(spent.amounts))
+        return Ended(state=CallState.DONE), spent
 
     def _is_free(self, error: BaseException) -> bool:
         """Whether ``error`` proves that nothing is billed: nothing does once an answer has begun."""
         return not self._answers and costs_nothing(error, self._handling)
 
     def _spent(self, usage: Usage) -> Spent:
-        cost = self._cost or self._prices.price_of(self.model, usage, self.provider)
-        amounts: dict[str, int] = {Unit.USD: cost.nano_usd, Unit.TOKENS: usage.total_tokens, Unit.CALLS: 1}
-        return Spent(amounts=amounts, usage=self._row(usage, cost.nano_usd, cost.source))
+        return self._booking(usage, self._cost or self._price_of(usage))
 
-    def _as_reserved(self) -> Spent:
-        is_more = self._came > self._first_covered
-        if is_more:  # no limit held: what came is all that is sure
-            self.demand, self._covered = self._grown(self._came), self._came
-        bound = self._bound(self.demand)
-        amounts = self._costs(bound) if is_more else AS_RESERVED.amounts
-        most = Usage(input_tokens=self.demand.input_tokens, output_tokens=self.covered)
-        return Spent(amounts=amounts, usage=self._row(most, bound.nano_usd, f"{bound.source}, as reserved"))
+    def _unsaid(self) -> Spent:
+        """What is booked where nobody said what it used: what was seen, where no limit and no budget hold; else all."""
+        growth = self._growth
+        if growth.is_estimated and not self._is_capped():
+            usage = growth.likely()
+            return self._booking(usage, self._price_of(usage), ESTIMATED)
+        if growth.is_past:  # no limit held: what came is all that is sure
+            growth.take_all()
+        most = Usage(input_tokens=growth.demand.input_tokens, output_tokens=growth.covered)
+        booked = self._booking(most, growth.bound(), AS_RESERVED)
+        return booked if growth.is_past else replace(booked, amounts={})
 
-    def _row(self, usage: Usage, cost: int, source: str) -> UsageRecord:
-        assert self._call is not None  # noqa: S101 - it was begun
+    def _is_capped(self) -> bool:
         call = self._call
-        return UsageRecord(
-            call_id=call.id, namespace=call.run.namespace, run_id=call.run.id, at_us=self._started_us,
-            tool=call.tool.name, model=self.model, provider=self.provider, agent=call.run.agent, cost=cost,
-            prices=source, input_tokens=usage.input_tokens, output_tokens=usage.output_tokens,
-            cached_tokens=usage.cache_read_tokens, reasoning_tokens=usage.reasoning_tokens,
-        )  # fmt: skip
+        return call is not None and self._engine.limits.caps(call, Unit.USD, Unit.TOKENS, begins=False)
 
+    def _price_of(self, usage: Usage) -> Price:
+        return self._prices.price_of(self.model, usage, self.provider)
 
-def _told(usage: Usage) -> dict[str, Any]:
-    counts = ((name, getattr(usage, name)) for name in _COUNTS)
-    return {name: count for name, count in counts if count}
+    def _booking(self, usage: Usage, cost: Price, how: str | None = None) -> Spent:
+        assert self._call is not None  # noqa: S101 - it was begun
+        return spent_on(usage, cost, self._call, at_us=self._started_us, provider=self.provider, how=how)

@@ -94,6 +94,8 @@ _PRICES = "src/sagaspan/llm/prices.py"
 _READ_USAGE = "src/sagaspan/llm/responses.py"
 _DEMANDS = "src/sagaspan/llm/demands.py"
 _LLM = "src/sagaspan/_llm.py"
+_GROWTH = "src/sagaspan/_llm_growth.py"
+_RUNNING = "src/sagaspan/llm/running.py"
 _UNMETERED = "src/sagaspan/_unmetered.py"
 _BILLED = "src/sagaspan/_billed.py"
 _SAID = "src/sagaspan/_said.py"
@@ -3964,17 +3966,57 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(c) 6",
         rule="A stream within its limit is not cut.",
-        file="src/sagaspan/llm/running.py",
-        old="self._letters // _LETTERS_AT_MOST",
-        new="self._letters",
+        file=_RUNNING,
+        old="self._letters // _LONGEST)",
+        new="self._letters)",
         tests=(_CUT + "test_a_stream_within_its_limit_is_never_cut",),
     ),
     Rule(
         section="(c) 6",
-        rule="What came of a stream that was cut is booked, also where it is more than was reserved.",
+        rule="A rule of dashes may be one token, and is counted as no more.",
+        file=_RUNNING,
+        old="_LONGEST: Final = 128",
+        new="_LONGEST: Final = 8",
+        tests=(_CUT + "test_a_stream_of_rules_and_blanks_within_its_limit_is_never_cut",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A word that a proxy cuts in two counts once.",
+        file=_RUNNING,
+        old="        if self._in_word and _REST.match(text):",
+        new="        if False:",
+        tests=("tests/llm/test_running.py::test_the_count_is_what_can_be_sure",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="Under a hard budget all is booked that was reserved, however little an answer looks like.",
         file=_LLM,
-        old="        is_more = self._came > self._first_covered\n",
-        new="        is_more = False\n",
+        old="        if growth.is_estimated and not self._is_capped():",
+        new="        if growth.is_estimated:",
+        tests=("tests/llm/test_unsaid.py::test_under_a_hard_budget_all_is_booked_that_was_reserved",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="An answer that nobody counts, and nothing limits, is booked as it looks.",
+        file=_LLM,
+        old="        if growth.is_estimated and not self._is_capped():",
+        new="        if False:",
+        tests=("tests/llm/test_unsaid.py::test_what_nobody_reports_is_estimated",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A stream of LangChain's past what is reserved for it is cut.",
+        file="adapters/sagaspan_langchain/_models.py",
+        old="                        call.cover(answer.came)\n",
+        new="",
+        tests=("tests/adapters/langchain/test_models.py::test_a_stream_that_goes_on_past_its_limit_is_cut",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="What came of a stream that was cut is booked, also where it is more than was reserved.",
+        file=_GROWTH,
+        old="        return self.came > self.at_first\n",
+        new="        return False\n",
         tests=(_CUT + "test_a_running_count_of_the_server_s_own_is_believed",),
     ),
     Rule(
@@ -4355,8 +4397,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 6",
         rule="What calls in flight have reserved cuts no stream.",
         file="src/sagaspan/_llm.py",
-        old="            if not room.fits:\n                break\n            step,",
-        new="            if True:\n                break\n            step,",
+        old="            room = await ledger.room(self._call, refused, deadline)\n            if not room.fits:",
+        new="            room = await ledger.room(self._call, refused, deadline)\n            if True:",
         tests=(_LLM_ROOM + "test_a_stream_waits_for_what_another_call_gives_back",),
     ),
     Rule(
@@ -4688,7 +4730,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(c) 6",
         rule="What is no count of tokens is not booked.",
-        file=_LLM,
+        file=_GROWTH,
         old='        check_tokens("output_tokens", output_tokens)\n',
         new="",
         tests=(_CUT + "test_what_is_no_count_settles_nothing_and_reserves_nothing",),

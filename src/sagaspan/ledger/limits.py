@@ -243,10 +243,14 @@ class Limits:
 
     def caps_money(self, call: Call) -> bool:
         """Whether a hard budget of money holds for ``call``, as far as this process knows."""
+        return self.caps(call, Unit.USD)
+
+    def caps(self, call: Call, *units: Unit, begins: bool = True) -> bool:
+        """As ``caps_money``, of any of ``units``; ``begins`` as of ``reservations``."""
         if self.observes:
             return False
-        priced = call.declare(costs={Unit.USD: 0})
-        return any(change.record.cap is not None for change in self.reservations(priced, now_us()))
+        counted = call.declare(costs=dict.fromkeys(units, 0))
+        return any(change.record.cap is not None for change in self.reservations(counted, now_us(), begins=begins))
 
     def refusal(self, call: Call, refused: Change, room: Room = NO_ROOM) -> Refused:
         """The error of a call whose claim a budget refused (it waited in vain for ``room``), or a rate."""

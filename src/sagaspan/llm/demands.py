@@ -84,6 +84,11 @@ def messages_demand(arguments: Mapping[str, Any]) -> Demand:
     return replace(served, speed=_text(arguments.get("speed")), geo=_text(arguments.get("inference_geo")))
 
 
+def likely_input(demand: Demand) -> int:
+    """What a request mostly takes in: a token for four bytes, where ``demand`` counts one for each."""
+    return max(demand.input_tokens - _INSTRUCTIONS, 0) // 4
+
+
 class _Content:
     """Counts what is in a request, part by part."""
 

@@ -107,6 +107,9 @@ class ModelPrice(_Rates):
 _REMEMBERED: Final = 10_000
 """Names of models whose row is known; a name can come from outside."""
 
+ASSUMED: Final = ", assumed"
+"""How the ``source`` of a price ends that nobody knows."""
+
 Rows = Mapping[str, ModelPrice | Mapping[str, Any]]
 """Name or glob of a model, with or without its provider in front, and its row."""
 
@@ -257,7 +260,7 @@ def _filled(quote: Quote, asked: Usage | Demand, model: str) -> tuple[Tariff, st
 
 
 def _source(quote: Quote, missing: str | None) -> str:
-    return f"{quote.source}, assumed" if missing else quote.source
+    return f"{quote.source}{ASSUMED}" if missing else quote.source
 
 
 def _at(at_us: int | None) -> tuple[int, ...]:

@@ -213,6 +213,23 @@ def test_a_stream_within_its_limit_is_never_cut(guard: Guard, dialect: str) -> N
     assert guard.usage(run="r").spent == A_HUNDRED
 
 
+@pytest.mark.parametrize(
+    "piece", ["-" * 80 + "\n", " " * 79 + "x", "responsibilities " * 2], ids=["rule", "blank", "long"]
+)
+def test_a_stream_of_rules_and_blanks_within_its_limit_is_never_cut(guard: Guard, piece: str) -> None:
+    """A rule and a row of blanks are a token each, however long: what counts is what no tokenizer goes below."""
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        pieces = [*[chunk(piece)] * 50, chunk(finish="stop"), chunk(used=100, empty=True), DONE]
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(*pieces))
+
+    transport = httpx.Client(transport=httpx.MockTransport(serve))
+    client = guard.wrap(openai.OpenAI(api_key="test", http_client=transport))
+    with guard.run("r", id="r", budget="0.001 USD"):
+        assert len(list(ASK["chat"](client))) == 51
+    assert guard.usage(run="r").spent == A_HUNDRED
+
+
 def test_pages_at_once_are_counted_too(guard: Guard) -> None:
     """A server that sends four hundred words a piece."""
     wire = Wire("chat", 80_000, by=400)

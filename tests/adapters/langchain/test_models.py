@@ -237,7 +237,7 @@ async def test_a_stream_that_goes_on_past_its_limit_is_cut(store_url: str, how: 
     """At what the budget can pay for; one that keeps to its limit is not."""
     seen = []
     for model, words in ((Counted(max_tokens=100), 100), (Counted(max_tokens=100), 3000)):
-        model.text = "worded " * words
+        model.text = "worded. " * words
         budget = "0.002 USD" if words > 100 else "0.0002 USD"
         with (
             Guard(store_url, prices={"counted": {"input": 0, "output": 2}}) as guard,
