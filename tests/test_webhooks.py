@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import gzip
 import importlib.util
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +29,7 @@ from sagaspan import (
 )
 from sagaspan import _owner as owner
 from sagaspan._characters import WIDTH
+from sagaspan._post import Unsent, post
 from sagaspan.signing import Refused, key_of, signed, verified
 from tests.cli.test_terminal import _check, _one_cell
 from tests.conftest import Caller
@@ -326,6 +330,53 @@ def test_a_service_that_does_not_answer_decides_nothing(serve: Serve, store_url:
         act()
     release.set()
     assert ran == []
+
+
+@pytest.mark.parametrize(
+    "beginning", ["x: ", "content-length: 500\r\n\r\n", "\r\n"], ids=["head", "body", "to the end"]
+)
+def test_who_answers_a_byte_now_and_then_holds_nobody(beginning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout is of the whole answer, also where what is cut off would look whole."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server, ended, all_of_it = socket.create_server(("127.0.0.1", 0)), threading.Event(), threading.Event()
+
+    def drip() -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(f"HTTP/1.1 200 OK\r\n{beginning}".encode())
+            for _ in range(400):
+                connection.sendall(b"a")
+                if ended.wait(0.05):
+                    return
+            all_of_it.set()
+
+    threading.Thread(target=drip, daemon=True).start()
+    with server, pytest.raises(Unsent, match="too slowly"):
+        post(f"http://127.0.0.1:{server.getsockname()[1]}/", b"{}", {}, seconds=0.3)
+    ended.set()
+    assert not all_of_it.is_set()
+
+
+def test_a_compressed_answer_is_not_unpacked(serve: Serve) -> None:
+    """Of a few bytes it could be any number."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.headers["accept-encoding"])
+            self.send_response(200)
+            self.send_header("content-encoding", "gzip")
+            self.end_headers()
+            self.wfile.write(gzip.compress(bytes(10**6)))
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    url = serve(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    with pytest.raises(Unsent, match="compressed"):
+        post(url, b"{}", {}, seconds=20)
+    assert asked == ["identity"]
 
 
 def test_while_a_call_waits_the_service_is_not_asked_again_and_again(serve: Serve, store_url: str) -> None:

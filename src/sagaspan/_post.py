@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from sagaspan._clock import monotonic
 from sagaspan.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from requests import Session
 
 MAX_BYTES: Final = 256 * 1024
 CONNECT_SECONDS: Final = 5.0
@@ -45,19 +47,39 @@ def check_url(url: object, where: str) -> str:
 
 def post(url: str, body: bytes, headers: dict[str, str], *, seconds: float) -> Answer:
     """Send ``body``; raises ``Unsent`` if it did not get through in so many seconds, or too much came back."""
-    import requests  # only who sends pays for it
+    from requests import RequestException  # only who sends pays for it
 
-    deadline = monotonic() + seconds
+    from sagaspan._deadline import session_for
+
+    over = False
     try:
-        with requests.post(
-            url, data=body, headers=headers, timeout=(min(CONNECT_SECONDS, seconds), seconds), allow_redirects=False,
-            stream=True,
-        ) as response:  # fmt: skip
-            content = b""
-            for part in response.iter_content(8192):
-                content += part
-                if len(content) > MAX_BYTES or monotonic() > deadline:
-                    raise Unsent(f"it answered with more than {MAX_BYTES} bytes, or too slowly")
-            return Answer(response.status_code, dict(response.headers), content)
-    except (requests.RequestException, OSError, ValueError) as error:
-        raise Unsent(type(error).__name__) from error
+        with session_for(seconds) as (session, deadline):
+            try:
+                answer = _answer(session, url, body, headers, seconds)
+            finally:
+                over = deadline.over
+    except (RequestException, OSError, ValueError) as error:
+        raise Unsent(_TOO_SLOW if over else type(error).__name__) from error
+    if over:  # what was cut off may look whole
+        raise Unsent(_TOO_SLOW)
+    return answer
+
+
+_TOO_SLOW: Final = "it answered too slowly"
+
+
+def _answer(session: Session, url: str, body: bytes, headers: dict[str, str], seconds: float) -> Answer:
+    # What is compressed can be any number of bytes.
+    headers = {**headers, "accept-encoding": "identity"}
+    with session.post(
+        url, data=body, headers=headers, timeout=(min(CONNECT_SECONDS, seconds), seconds), allow_redirects=False,
+        stream=True,
+    ) as response:  # fmt: skip
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise Unsent("it answered with compressed content, which nobody asked for")
+        content = b""
+        for part in response.iter_content(8192):
+            content += part
+            if len(content) > MAX_BYTES:
+                raise Unsent(f"it answered with more than {MAX_BYTES} bytes")
+        return Answer(response.status_code, dict(response.headers), content)
