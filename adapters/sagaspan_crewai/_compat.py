@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -30,6 +30,7 @@ try:
     from crewai.tools.mcp_native_tool import MCPNativeTool
     from crewai.tools.structured_tool import CrewStructuredTool
     from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, ToolFailureReason, ToolFailureRecord
+    from crewai.types.streaming import AsyncStreamSession, CrewStreamingOutput, StreamSession
     from crewai.utilities.string_utils import sanitize_tool_name
 
     _missing: str | None = None
@@ -47,8 +48,10 @@ _ENTRY_POINTS: Final = {
         "copy",
     ),
     "Agent": ("kickoff", "kickoff_async", "akickoff", "execute_task", "aexecute_task"),
-    "Flow": ("kickoff", "kickoff_async", "akickoff", "resume_async"),
+    "Flow": ("kickoff", "kickoff_async", "akickoff", "resume_async", "stream_events", "astream"),
 }
+
+_PIECES: Final = ("_sync_iterator", "_async_iterator")
 
 
 @functools.cache
@@ -77,6 +80,10 @@ def _lacking() -> Iterator[str]:
         yield "tools keep their body elsewhere"
     if "func" not in CrewStructuredTool.model_fields:
         yield "CrewStructuredTool.func is gone"
+    if not all(
+        name in vars(kind()) for kind in (AsyncStreamSession, CrewStreamingOutput, StreamSession) for name in _PIECES
+    ):
+        yield "streams keep their pieces elsewhere"
     if not {"message", "reason"} <= set(ToolFailure.model_fields):
         yield "ToolFailure has changed"
 
@@ -91,6 +98,20 @@ def _version() -> str:
 def is_tool(target: object) -> bool:
     """Whether ``target`` is a tool as agents take it."""
     return isinstance(target, BaseTool)
+
+
+def read_by(
+    output: Any,
+    reads: Callable[[Iterator[Any]], Iterator[Any]],
+    areads: Callable[[AsyncIterator[Any]], AsyncIterator[Any]],
+) -> Any:
+    """``output``, whose pieces come by ``reads`` or ``areads`` from now on if it is a stream."""
+    if isinstance(output, AsyncStreamSession | CrewStreamingOutput | StreamSession):
+        if output._sync_iterator is not None:  # noqa: SLF001 - it knows no other reader
+            output._sync_iterator = reads(output._sync_iterator)  # noqa: SLF001
+        if output._async_iterator is not None:  # noqa: SLF001
+            output._async_iterator = areads(output._async_iterator)  # noqa: SLF001
+    return output
 
 
 def canonical(name: str) -> str:
@@ -152,5 +173,5 @@ def listening(
 __all__ = [
     "Agent", "BaseAgent", "BaseAgentTool", "BaseLLM", "BaseTool", "Crew", "CrewStructuredTool", "Flow", "FunctionTool",
     "MCPNativeTool", "Stopping", "ToolFailure", "ToolFailureReason", "canonical", "check", "is_agents_call", "is_tool",
-    "listening",
+    "listening", "read_by",
 ]  # fmt: skip

@@ -34,30 +34,49 @@ class Stoppable(Protocol):
 
 
 class Errand:
-    """A kickoff that somebody awaits while a thread does it; cancelling the one does not reach the other by itself."""
+    """A kickoff that a thread does for somebody who waits; his giving it up does not reach the thread by itself."""
 
     def __init__(self) -> None:
+        self._kickoff: Stoppable | None = None
+        self._given_up: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def stop(self, error: BaseException) -> bool:
+        """End the kickoff with ``error``, also if it has yet to begin; whether it has begun."""
+        with self._lock:
+            self._given_up = error
+        if self._kickoff is not None:
+            self._kickoff.stop(error)
+        return self._kickoff is not None
+
+    def begin(self, kickoff: Stoppable) -> None:
+        """The thread is at work on ``kickoff``; raises what ended it before that."""
+        with self._lock:
+            if self._given_up is not None:
+                raise self._given_up
+            self._kickoff = kickoff
+
+    def shown(self, error: BaseException) -> BaseException:
+        """``error`` of the kickoff, as the thread shall raise it."""
+        return error
+
+    def end(self) -> None:
+        """The thread is done, with all that comes after."""
+
+
+class AwaitedErrand(Errand):
+    """One that a coroutine waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        self._kickoff: Stoppable | None = None
-        self._cancelled: BaseException | None = None
-        self._lock = threading.Lock()
 
     async def cancel(self, error: BaseException) -> None:
         """End the kickoff with ``error``, and wait (30 s at most) until it has left its run."""
-        with self._lock:
-            self._cancelled = error
-        if self._kickoff is not None:
-            self._kickoff.stop(error)
+        if self.stop(error):
             with contextlib.suppress(TimeoutError):  # a call that does not end is left to its thread
                 await asyncio.wait_for(self._ended.wait(), _PATIENCE_SECONDS)
-
-    def begin(self, kickoff: Stoppable) -> None:
-        """The thread is at work on ``kickoff``; raises what cancelled it before that."""
-        with self._lock:
-            if self._cancelled is not None:
-                raise self._cancelled
-            self._kickoff = kickoff
 
     def end(self) -> None:
         """The thread is done, with all that comes after."""
@@ -66,6 +85,22 @@ class Errand:
 
 
 _errand: ContextVar[Errand | None] = ContextVar("sagaspan_crewai_errand", default=None)
+
+
+@contextlib.contextmanager
+def taken() -> Iterator[Errand | None]:
+    """A kickoff begins within the block, on the errand that it gives, if there is one."""
+    with sent(None) as errand:
+        try:
+            yield errand
+        except BaseException as error:
+            shown = error if errand is None else errand.shown(error)
+            if shown is error:
+                raise
+            raise shown from None
+        finally:
+            if errand is not None:
+                errand.end()
 
 
 @contextlib.contextmanager

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,10 +20,29 @@ from typing import Any, Final
 
 from sagaspan.adapters import LlmCall
 from sagaspan.llm.demands import chat_demand, text_tokens
+from sagaspan.llm.running import Running
+from sagaspan_crewai import _compat
 from sagaspan_crewai._session import Session, session_in_force
 
 _MARK: Final = "__sagaspan_metered__"
 _OWN: Final = "crewai"
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request under way, and how far its answer has come."""
+
+    call: LlmCall
+    running: Running | None = None
+
+    def came(self, text: str) -> None:
+        """One piece more of an answer that comes piece by piece; raises ``BudgetExceeded`` where that must be cut."""
+        if self.running is None:
+            self.running = Running()
+            self.call.streams()
+        if self.call.counts:
+            self.running.add({"type": "text.delta", "delta": text})
+            self.call.cover(self.running.tokens)
 
 
 @dataclass(slots=True)
@@ -44,6 +65,8 @@ def on_event(session: Session, source: Any, event: Any) -> None:
         _started(session, source, event)
     elif event.type == "llm_call_completed":
         _completed(session, event)
+    elif event.type in ("llm_stream_chunk", "llm_thinking_chunk"):
+        _came(session, event)
     elif event.type in ("llm_call_failed", "llm_call_denied"):
         _failed(session, event)
 
@@ -54,39 +77,55 @@ def _started(session: Session, llm: Any, event: Any) -> None:
     watched = _watched.get()
     if watched is not None and not watched.told:
         watched.told = True
-        session.models[event.call_id] = watched.call
+        session.models[event.call_id] = Asked(watched.call)
         return
     again = session.models.pop(event.call_id, None)
     if again is not None:  # sent again under the same id: the first time may have been billed
-        _end(again, RuntimeError("it was sent again"))
+        _end(again.call, RuntimeError("it was sent again"))
     call = _made(session, llm, event.model, asked)
     call.__enter__()
     if call.tells:
         call.messages(input={"messages": _messages(event.messages)})
-    session.models[event.call_id] = call
+    session.models[event.call_id] = Asked(call)
+
+
+def _came(session: Session, event: Any) -> None:
+    session.check()  # nobody wants the rest of it
+    asked = session.models.get(event.call_id)
+    if asked is not None:
+        asked.came(event.chunk)
 
 
 def _completed(session: Session, event: Any) -> None:
-    call = session.models.pop(event.call_id, None)
-    if call is not None:
-        _settle(call, event.usage, event.response)
+    asked = session.models.pop(event.call_id, None)
+    if asked is not None:
+        _settle(asked.call, event.usage, event.response)
         if event.finish_reason:
-            call.messages(finish_reasons=(event.finish_reason,))
-        _end(call, None)
+            asked.call.messages(finish_reasons=(event.finish_reason,))
+        _end(asked.call, None)
 
 
 def _failed(session: Session, event: Any) -> None:
-    call = session.models.pop(event.call_id, None)
-    if call is not None:
+    asked = session.models.pop(event.call_id, None)
+    if asked is not None:
         # CrewAI says it while it handles the error, which knows whether the provider refused.
-        _end(call, sys.exc_info()[1] or RuntimeError(getattr(event, "error", "it was denied")))
+        error = sys.exc_info()[1]
+        if isinstance(error, _compat.Stopping) and asked.running is not None:
+            _hang_up(error)
+        _end(asked.call, error or RuntimeError(getattr(event, "error", "it was denied")))
+
+
+def _hang_up(error: BaseException) -> None:
+    """Let go of the answer that was cut: CrewAI leaves it open, and its provider would go on, and bill it."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()  # the stream of an SDK lies in a cycle
 
 
 def close(session: Session) -> None:
     """The kickoff is over: what nobody told the end of is booked as it was reserved."""
     while session.models:
-        _, call = session.models.popitem()
-        _end(call, RuntimeError("nobody told how it ended"))
+        _, asked = session.models.popitem()
+        _end(asked.call, RuntimeError("nobody told how it ended"))
 
 
 # -- by watching the model ---------------------------------------------------------------------------------------

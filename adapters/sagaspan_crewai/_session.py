@@ -10,15 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
 
 from sagaspan import ApprovalPending, Guard, Run
-from sagaspan.adapters import LlmCall
 from sagaspan_crewai import _compat
 from sagaspan_crewai._compat import Stopping
 from sagaspan_crewai._interrupts import ctrl_c
+
+if TYPE_CHECKING:
+    from sagaspan_crewai._models import Asked
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class Session:
     outer: Session | None = None
     stopped: BaseException | None = None
     attempts: dict[str, list[Any]] = field(default_factory=dict)
-    models: dict[str, LlmCall] = field(default_factory=dict)
+    models: dict[str, Asked] = field(default_factory=dict)
     steps: dict[tuple[str, str], Step] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _handled: BaseException | None = field(default_factory=ctrl_c)

@@ -20,6 +20,7 @@ from sagaspan_crewai import _compat
 from sagaspan_crewai import _interrupts as interrupts
 from sagaspan_crewai import _models as models
 from sagaspan_crewai import _steps as steps
+from sagaspan_crewai import _streams as streams
 from sagaspan_crewai._bodies import install
 from sagaspan_crewai._finding import found_in, refuse_unknown
 from sagaspan_crewai._session import Session, in_force, session_in_force
@@ -131,6 +132,8 @@ def _members(base: Any) -> dict[str, Any]:
     return {
         "kickoff_async": _async(base.kickoff_async),
         "resume_async": _async(base.resume_async),
+        "stream_events": _streamed(base.stream_events),
+        "astream": _streamed(base.astream),
         "from_checkpoint": _restored(base),
     }
 
@@ -168,16 +171,21 @@ def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _passes(self) or (isinstance(self, _compat.Agent) and _loop_is_running()):
-            return method(self, *args, **kwargs)
-        work = functools.partial(method, self, *args, **kwargs)
-        with interrupts.sent(None) as errand:
-            try:
-                run, is_own = _run_for(self)
-                with run if is_own else contextlib.nullcontext():
-                    return _within(self, run, work, errand)
-            finally:
-                if errand is not None:
-                    errand.end()
+            return streams.ended_by_closing(method(self, *args, **kwargs))
+        with interrupts.taken() as errand:
+            run, is_own = _run_for(self)
+            with run if is_own else contextlib.nullcontext(), _kickoff(_session(self, run, errand)):
+                return method(self, *args, **kwargs)
+
+    return guarded
+
+
+def _streamed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that gives a stream; the work begins, by a guarded method, when that is read."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return streams.ended_by_closing(method(self, *args, **kwargs))
 
     return guarded
 
@@ -188,8 +196,8 @@ def _in_a_thread(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     async def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _passes(self):
-            return await method(self, *args, **kwargs)
-        errand = interrupts.Errand()
+            return streams.ended_by_closing(await method(self, *args, **kwargs))
+        errand = interrupts.AwaitedErrand()
         with interrupts.sent(errand):
             try:
                 return await method(self, *args, **kwargs)
@@ -204,12 +212,12 @@ def _async(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     async def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _passes(self):
-            return await method(self, *args, **kwargs)
-        run, is_own = _run_for(self)
-        if is_own:
-            async with run:
-                return await _awithin(self, run, method(self, *args, **kwargs))
-        return await _awithin(self, run, method(self, *args, **kwargs))
+            return streams.ended_by_closing(await method(self, *args, **kwargs))
+        with interrupts.taken() as errand:
+            run, is_own = _run_for(self)
+            async with run if is_own else contextlib.nullcontext():
+                with _kickoff(_session(self, run, errand)):
+                    return await method(self, *args, **kwargs)
 
     return guarded
 
@@ -218,20 +226,6 @@ def _passes(self: Any) -> bool:
     """Whether the call begins nothing: it is part of one that began, or gives a stream, which begins later."""
     session = session_in_force.get()
     return (session is not None and session.target is self) or bool(getattr(self, "stream", False))
-
-
-def _within(self: Any, run: Run, work: Callable[[], Any], errand: interrupts.Errand | None) -> Any:
-    session = _session(self, run)
-    if errand is not None:
-        errand.begin(session)
-    with _kickoff(session):
-        return work()
-
-
-async def _awithin(self: Any, run: Run, work: Any) -> Any:
-    session = _session(self, run)
-    with _kickoff(session):
-        return await work
 
 
 @contextlib.contextmanager
@@ -256,14 +250,17 @@ def _kickoff(session: Session) -> Iterator[None]:
         raise session.stopped
 
 
-def _session(self: Any, run: Run) -> Session:
+def _session(self: Any, run: Run, errand: interrupts.Errand | None) -> Session:
     wiring, outer = _wiring(self), session_in_force.get()
     if getattr(self, "checkpoint_kickoff_event_id", None) is not None:
         _refuse_two_records(run)
     tools = wiring.tools.within(None if outer is None else outer.tools)
     for tool in found_in(self).tools:  # an item of a batch may have tools of its own, and so has what was added since
         install(tool)
-    return Session(guard=wiring.guard, run=run, target=self, tools=tools, outer=outer)
+    session = Session(guard=wiring.guard, run=run, target=self, tools=tools, outer=outer)
+    if errand is not None:
+        errand.begin(session)
+    return session
 
 
 def _run_for(self: Any) -> tuple[Run, bool]:

@@ -84,6 +84,7 @@ _CREW_STOPS = "tests/adapters/crewai/test_stops.py::"
 _CREW_ENDS = "tests/adapters/crewai/test_ends.py::"
 _CREW_FEATURES = "tests/adapters/crewai/test_features.py::"
 _CREW_MODELS = "tests/adapters/crewai/test_models.py::"
+_CREW_STREAMS = "tests/adapters/crewai/test_streams.py::"
 _AMOUNTS = "src/sagaspan/amounts.py"
 _BUDGET = "src/sagaspan/budget.py"
 _RATE = "src/sagaspan/rate.py"
@@ -3854,6 +3855,40 @@ RULES: Final[tuple[Rule, ...]] = (
         old="    call.__enter__()\n    if call.tells:",
         new="    if call.tells:",
         tests=(_CREW_MODELS + "test_a_provider_is_not_asked_beyond_the_budget",),
+    ),
+    Rule(
+        section="design 3",
+        rule="An answer of CrewAI's models that goes on past what is reserved is cut.",
+        file=_CREWAI + "_models.py",
+        old="            self.call.cover(self.running.tokens)",
+        new="            self.call.came_to(self.running.tokens)",
+        tests=(_CREW_STREAMS + "test_an_answer_that_goes_on_past_its_limit_is_cut",),
+    ),
+    Rule(
+        section="design 3",
+        rule="The line of an answer of CrewAI's models that was cut is closed.",
+        file=_CREWAI + "_models.py",
+        old="            _hang_up(error)\n",
+        new="            pass\n",
+        tests=(_CREW_STREAMS + "test_an_answer_that_goes_on_past_its_limit_is_cut",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Closing a stream of CrewAI's ends its kickoff.",
+        file=_CREWAI + "_streams.py",
+        old="        errand.stop(asyncio.CancelledError(_CLOSED))\n",
+        new="        pass\n",
+        tests=(_CREW_STREAMS + "test_closing_a_stream_ends_its_kickoff_when_the_call_in_flight_is_done[kickoff]",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Closing a stream of CrewAI's waits for the thread that works on it.",
+        file=_CREWAI + "_streams.py",
+        old="        await errand.cancel(asyncio.CancelledError(_CLOSED))\n",
+        new="        pass\n",
+        tests=(
+            _CREW_STREAMS + "test_closing_a_stream_ends_its_kickoff_when_the_call_in_flight_is_done[kickoff_async]",
+        ),
     ),
     Rule(
         section="design 3",

@@ -60,6 +60,8 @@ class Scripted(BaseLLM):
                 raise line
             if callable(line):
                 line = line(messages)
+            if self.stream:
+                self._emit_stream_chunk_event(chunk="said")
             self._track_token_usage_internal(USAGE)
             self._emit_call_completed_event(response=str(line), call_type=LLMCallType.LLM_CALL, usage=USAGE)
             return self._spoken(line)
