@@ -98,7 +98,7 @@ def measure(asked: Asked, ending: Ending, span: Span) -> None:
     if asked.provider is not None:
         attributes[semconv.GEN_AI_PROVIDER_NAME] = asked.provider
     if ending.booked is not None and ending.booked.cost is not None:
-        metrics.cost(ending.booked.cost, {semconv.GEN_AI_REQUEST_MODEL: asked.model})
+        metrics.cost(ending.booked.cost, semconv.GEN_AI_REQUEST_MODEL, asked.model, ending.booked.agent)
     if ending.error is not None:
         attributes[semconv.ERROR_TYPE] = spans.error_type(ending.error)
     usage = ending.usage

@@ -157,8 +157,9 @@ def refusal(error_type: str, scope: str, unit: str) -> None:
 
 
 @spans.harmless(None)
-def cost(nano_usd: int, attributes: dict[str, AttributeValue]) -> None:
-    """What a call cost."""
+def cost(nano_usd: int, dimension: str, name: str, agent: str | None) -> None:
+    """What a call of a tool, or of a model (``dimension`` says of which), cost."""
+    attributes = {dimension: name} if agent is None else {dimension: name, semconv.GEN_AI_AGENT_NAME: agent}
     _counter(semconv.METRIC_COST).add(nano_usd / _NANO, attributes)
 
 

@@ -99,7 +99,7 @@ def test_metrics(guard: Guard, reader: InMemoryMetricReader) -> None:
     def buy() -> None: ...
 
     guard.set_budget("user:42", "10 USD/day")
-    with pytest.raises(BudgetExceeded), guard.run("r", user="42"):
+    with pytest.raises(BudgetExceeded), guard.run("r", user="42", agent="buyer"):
         buy()
         buy()
     with pytest.raises(RateLimited):
@@ -114,7 +114,9 @@ def test_metrics(guard: Guard, reader: InMemoryMetricReader) -> None:
         (1, {"error.type": "rate_limited", kind: "tool", unit: "calls"}),
     ]
     assert _points(reader, semconv.METRIC_COST) == [
-        (12.0, {"gen_ai.tool.name": "buy"}), (0.0065, {"gen_ai.request.model": "gpt-4o"})
+        (6.0, {"gen_ai.tool.name": "buy", "gen_ai.agent.name": "buyer"}),
+        (6.0, {"gen_ai.tool.name": "buy"}),
+        (0.0065, {"gen_ai.request.model": "gpt-4o"}),
     ]  # fmt: skip
     tokens = {point[semconv.GEN_AI_TOKEN_TYPE]: total for total, point in _points(reader, semconv.METRIC_TOKEN_USAGE)}
     assert tokens == {"input": 1000, "output": 400}

@@ -37,10 +37,11 @@ def spent_by(call: Call, record: CallRecord, value: Any) -> Spent | None:
         # Done is done: what it cost at most is what it reserved.
         _log.error("%s; call %s is booked with all it had reserved", error, record.id)
         cost = call.declared.costs.get(Unit.USD, 0)
-    metrics.cost(cost, {semconv.GEN_AI_TOOL_NAME: record.tool})
+    agent = call.agent or call.run.agent
+    metrics.cost(cost, semconv.GEN_AI_TOOL_NAME, record.tool, agent)
     call.span.set_attribute(semconv.COST_USD, cost / 1e9)
     usage = UsageRecord(
         call_id=record.id, namespace=record.namespace, run_id=record.run_id, at_us=record.ended_us or record.started_us,
-        tool=record.tool, agent=call.agent or call.run.agent, cost=cost,
+        tool=record.tool, agent=agent, cost=cost,
     )  # fmt: skip
     return Spent(amounts={Unit.USD: cost}, usage=usage)

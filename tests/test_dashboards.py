@@ -1,0 +1,182 @@
+"""The dashboards ask for metrics and attributes that we emit, and hold together; so do the files that bring them up.
+
+That every query has an answer is in ``tests/services``, against a real Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pytest
+import yaml
+
+from sagaspan import semconv
+from tests.services.queries import Dashboard, dashboards
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "dashboards"
+SUFFIXES: Final = {
+    semconv.COUNTER: ("_total",), semconv.GAUGE: ("",), semconv.HISTOGRAM: ("_bucket", "_sum", "_count"),
+}  # fmt: skip
+UNITS: Final = {"s": "_seconds", "USD": "_USD"}
+RESERVED: Final = {"job", "instance", "le"}
+
+
+def _series() -> dict[str, set[str]]:
+    """Every series that Prometheus has of us, with its labels."""
+    found = {"target_info": set(RESERVED)}
+    for name, metric in semconv.METRICS.items():
+        base = name.replace(".", "_") + UNITS.get(metric.unit, "")
+        for suffix in SUFFIXES[metric.kind]:
+            found[base + suffix] = {dimension.replace(".", "_") for dimension in metric.dimensions} | RESERVED
+    return found
+
+
+ATTRIBUTES: Final = {value for name, value in vars(semconv).items() if name.isupper() and isinstance(value, str)}
+
+
+@pytest.fixture(params=["operations", "money"])
+def dashboard(request: pytest.FixtureRequest) -> Dashboard:
+    """Each of them."""
+    return dashboards()[request.param]
+
+
+def test_panels_are_told_apart_and_do_not_overlap(dashboard: Dashboard) -> None:
+    """Ids are unique, the grid is 24 wide, and no place is taken twice."""
+    ids = [panel["id"] for panel in dashboard.panels]
+    assert len(ids) == len(set(ids))
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard.panels:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_every_panel_says_what_it_shows(dashboard: Dashboard) -> None:
+    """A title, and for what is not plain from it a description."""
+    assert all(panel["title"] for panel in dashboard.panels)
+    assert dashboard.json["schemaVersion"] == 42
+    assert dashboard.json["uid"].startswith("sagaspan-")
+
+
+def test_data_sources_are_variables(dashboard: Dashboard) -> None:
+    """Nothing names a data source of somebody's Grafana: metrics, Jaeger and Tempo are chosen."""
+    text = json.dumps(dashboard.json)
+    chosen = {
+        variable["name"]: variable["query"] for variable in dashboard.variables if variable["type"] == "datasource"
+    }
+    assert chosen == {"DS_PROMETHEUS": "prometheus", "DS_JAEGER": "jaeger", "DS_TEMPO": "tempo"}
+    for kind, uid in re.findall(r'"type": "(prometheus|jaeger|tempo)", "uid": "([^"]*)"', text):
+        assert chosen[uid.strip("${}")] == kind
+    assert set(re.findall(r'"uid": "([^"]*)"', text)) == {dashboard.json["uid"], *(f"${{{name}}}" for name in chosen)}
+
+
+def _selectors(text: str) -> Iterator[tuple[str, set[str]]]:
+    for name, labels in re.findall(r"\b([a-zA-Z_]\w*)\{([^}]*)\}", text):
+        yield name, set(re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', labels))
+
+
+def test_metrics_and_labels_are_ours(dashboard: Dashboard) -> None:
+    """Each series is one that the library measures, asked by labels that it has, for the chosen services only."""
+    series = _series()
+    assert dashboard.promql
+    for query in dashboard.promql:
+        selectors = list(_selectors(query))
+        assert selectors, query
+        for name, labels in selectors:
+            assert name in series, query
+            assert "job" in labels, query
+            assert labels <= series[name], query
+        grouped = {label.strip() for found in re.findall(r"by \(([^)]*)\)", query) for label in found.split(",")}
+        assert grouped <= set.union(*(series[name] for name, _ in selectors)), query
+
+
+def test_legends_name_labels_that_the_query_keeps(dashboard: Dashboard) -> None:
+    """A legend of a label that was summed away would be empty."""
+    for panel in dashboard.panels:
+        for target in panel.get("targets", ()):
+            named = set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")))
+            kept = {
+                label.strip()
+                for found in re.findall(r"by \(([^)]*)\)", target.get("expr", ""))
+                for label in found.split(",")
+            }
+            assert named <= kept, panel["title"]
+
+
+def test_every_metric_is_seen_somewhere() -> None:
+    """Only what is plumbing is on no dashboard."""
+    asked = {name for board in dashboards().values() for query in board.promql for name, _ in _selectors(query)}
+    series = {name.replace(".", "_") for name in semconv.METRICS}
+    unseen = {base for base in series if not any(name.startswith(base) for name in asked)}
+    assert unseen <= {"sagaspan_probes", "sagaspan_notifications"}
+
+
+def test_searches_for_traces_ask_for_attributes_that_we_set(dashboard: Dashboard) -> None:
+    """TraceQL and Jaeger's tags name constants of ours."""
+    for query in dashboard.traceql:
+        assert re.fullmatch(r"\{[^{}]*\}( >> \{[^{}]*\})?", query), query
+        asked = re.findall(r"\bspan\.([\w.]+)", query)
+        assert asked or "name" in query
+        assert set(asked) <= ATTRIBUTES, query
+    assert dashboard.traceql
+    assert dashboard.jaeger_tags
+    for tags in dashboard.jaeger_tags:
+        ((name, _),) = re.findall(r'^([\w.]+)="([^"]*)"$', tags)
+        assert name in ATTRIBUTES
+
+
+def test_panels_lead_to_traces(dashboard: Dashboard) -> None:
+    """A link of a panel opens a search for what was clicked, by a label that the panel has."""
+    linked = [panel for panel in dashboard.panels if panel.get("fieldConfig", {}).get("defaults", {}).get("links")]
+    assert len(linked) >= 3
+    for panel in linked:
+        queries = " ".join(target["expr"] for target in panel["targets"])
+        for link in panel["fieldConfig"]["defaults"]["links"]:
+            (panes,) = re.findall(r"panes=(.*)$", link["url"])
+            (pane,) = json.loads(unquote(panes)).values()
+            (search,) = pane["queries"]
+            assert pane["datasource"] == "${DS_JAEGER}"
+            assert search["queryType"] == "search"
+            assert re.match(r"[\w.]+", search["tags"])[0] in ATTRIBUTES  # type: ignore[index]
+            for label in re.findall(r"__field\.labels\.(\w+)", search["tags"]):
+                assert label in queries, panel["title"]
+
+
+def test_what_is_provisioned_and_mounted_is_there() -> None:
+    """Compose mounts files that exist, publishes nothing beyond this machine, and sets variables that are read."""
+    compose = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+    collector = (ROOT / "otel-collector.yaml").read_text()
+    for service in compose["services"].values():
+        for volume in service.get("volumes", ()):
+            assert (FOLDER / volume.split(":")[0]).exists(), volume
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert re.search(r":v?\d", service["image"]), "an image without a version"
+    for name in compose["services"]["collector"]["environment"]:
+        assert f"${{env:{name}:-" in collector
+
+
+def test_prometheus_scrapes_what_the_collector_offers() -> None:
+    """The ports are those of the Collector, and its labels are left as they are."""
+    prometheus = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
+    jobs: dict[str, Any] = {job["job_name"]: job for job in prometheus["scrape_configs"]}
+    assert jobs["agents"]["honor_labels"] is True
+    ports = {name: job["static_configs"][0]["targets"][0].partition(":")[2] for name, job in jobs.items()}
+    collector = (ROOT / "otel-collector.yaml").read_text()
+    assert f"OTELCOL_PROMETHEUS:-127.0.0.1:{ports['agents']}" in collector
+    assert f"OTELCOL_SELF_PORT:-{ports['collector']}" in collector
+
+
+def test_an_exemplar_leads_to_jaeger() -> None:
+    """The data source of metrics names that of traces by its uid."""
+    sources = yaml.safe_load((FOLDER / "provisioning" / "datasources" / "sagaspan.yaml").read_text())["datasources"]
+    metrics, traces = sources
+    (destination,) = metrics["jsonData"]["exemplarTraceIdDestinations"]
+    assert destination == {"name": "trace_id", "datasourceUid": traces["uid"]}
