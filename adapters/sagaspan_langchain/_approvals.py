@@ -9,11 +9,10 @@ shown: it goes by the digest of its question.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, NotRequired
 
@@ -22,7 +21,7 @@ from langchain_core.tools import BaseTool
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
-from sagaspan import ApprovalRequest, Approve, Deny, Edit, Guard, ResolutionError
+from sagaspan import ApprovalRequest, Approve, Deny, Edit, Guard
 from sagaspan.adapters import Question
 from sagaspan.approvers import LATER
 from sagaspan_langchain import _compat
@@ -120,44 +119,6 @@ class Step:
 # -- asking ----------------------------------------------------------------------------------------------------
 
 
-def ask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> Step | None:
-    """Ask about the calls of a task, if somebody is to be asked; under a checkpointer, which waits for the answer.
-
-    Raises LangGraph's interrupt, and pydantic's ``ValidationError`` for an answer that is none to this question.
-    """
-    asked = _asked(tools, calls)
-    if not _is_needed(asked, config):
-        return _decided(calls, asked)
-    given_to_us = _ours(config)
-    decisions = _interrupt(asked, len(given_to_us), _compat.shown_to(config) if given_to_us else None)
-
-    if _needs_more(asked, decisions, config):
-        decisions_about(_asked(tools, calls))
-
-    def judge(call: dict[str, Any]) -> Question | None:
-        found = gated(tools, [call], is_async=False)
-        return next((guard.question(body.tool, args) for _, _, body, args, guard in found), None)
-
-    return _step(calls, asked, decisions, config, judge)
-
-
-async def aask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> Step | None:
-    """As ``ask``, in a running loop."""
-    asked = await _aasked(tools, calls)
-    if not _is_needed(asked, config):
-        return _decided(calls, asked)
-    given_to_us = _ours(config)
-    decisions = _interrupt(asked, len(given_to_us), await _compat.ashown_to(config) if given_to_us else None)
-    if await asyncio.to_thread(_needs_more, asked, decisions, config):
-        decisions_about(await _aasked(tools, calls))
-    judged: dict[str, Question | None] = {}
-    for one, decision in zip(asked, decisions, strict=True):
-        if _is_other_tool(one, decision):
-            for call, _, body, args, guard in gated(tools, [_instead(one, decision)], is_async=True):
-                judged[call["id"]] = await guard.aquestion(body.tool, args)
-    return _step(calls, asked, decisions, config, lambda call: judged.get(call["id"]))
-
-
 def gated(tools: Tools, calls: Sequence[dict[str, Any]], *, is_async: bool) -> list[Gated]:
     """The calls of tools that this guard runs, with the arguments their bodies would get; wrong ones fail later."""
     found: list[Gated] = []
@@ -172,7 +133,8 @@ def gated(tools: Tools, calls: Sequence[dict[str, Any]], *, is_async: bool) -> l
     return found
 
 
-def _asked(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[Asked]:
+def asked_about(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[Asked]:
+    """Those of ``calls`` that somebody is asked about, with the questions."""
     found = [
         (call, tool, guard.question(body.tool, args))
         for call, tool, body, args, guard in gated(tools, calls, is_async=False)
@@ -180,7 +142,8 @@ def _asked(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[Asked]:
     return [Asked(call=call, tool=tool, question=question) for call, tool, question in found if question is not None]
 
 
-async def _aasked(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[Asked]:
+async def aasked_about(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[Asked]:
+    """As ``asked_about``, in a running loop."""
     found = [
         (call, tool, await guard.aquestion(body.tool, args))
         for call, tool, body, args, guard in gated(tools, calls, is_async=True)
@@ -188,26 +151,27 @@ async def _aasked(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[Asked]:
     return [Asked(call=call, tool=tool, question=question) for call, tool, question in found if question is not None]
 
 
-def _is_needed(asked: Sequence[Asked], config: Mapping[str, Any]) -> bool:
+def is_needed(asked: Sequence[Asked], config: Mapping[str, Any]) -> bool:
     """Whether to interrupt: something waits, or an answer does, which else some tool's own question would get."""
     if not asked:
         return False
-    return any(one.question.request is not None for one in asked) or bool(_ours(config))
+    return any(one.question.request is not None for one in asked) or bool(ours(config))
 
 
-def _ours(config: Mapping[str, Any]) -> list[Any]:
+def ours(config: Mapping[str, Any]) -> list[Any]:
     """The answers that are for this task's approvals: they come before those to what its tools ask themselves."""
     return list(itertools.takewhile(is_ours, _compat.answers_to(config)))
 
 
 def is_ours(answer: Any) -> bool:
+    """Whether ``answer`` has the shape of one to an approval."""
     decisions = answer.get("decisions") if isinstance(answer, dict) else None
     return isinstance(decisions, list) and all(
         isinstance(one, dict) and one.get("type") in ALLOWED for one in decisions
     )
 
 
-def _interrupt(asked: Sequence[Asked], answers: int, shown: Any) -> list[Decision]:
+def interrupted(asked: Sequence[Asked], answers: int, shown: Any) -> list[Decision]:
     """The decisions; raises LangGraph's interrupt until the last of the ``answers`` is one to what was ``shown``."""
     if isinstance(shown, dict) and DIGESTS in shown:
         is_shown = shown[DIGESTS] == [one.question.digest for one in asked]
@@ -253,96 +217,8 @@ def _request(asked: Sequence[Asked]) -> dict[str, Any]:
 # -- what was answered -----------------------------------------------------------------------------------------
 
 
-def _step(
-    calls: Sequence[dict[str, Any]],
-    asked: Sequence[Asked],
-    decisions: Sequence[Decision],
-    config: Mapping[str, Any],
-    judge: Callable[[dict[str, Any]], Question | None],
-) -> Step:
-    by = _compat.principal_of(config)
-    answers = Answers(by=by)
-    made = list(calls)
-    for one, decision in zip(asked, decisions, strict=True):
-        request = one.question.request
-        if _is_other_tool(one, decision) and (request is not None or one.question.denied):
-            instead = _instead(one, decision)
-            made[next(at for at, call in enumerate(calls) if call is one.call)] = instead
-            guard = guard_of(one.tool)
-            assert guard is not None  # noqa: S101 - it was asked about
-            if request is not None:  # else it was denied for this before the task was interrupted again, or died
-                why = f"{instead['name']!r} is called instead"
-                guard.approvals_of(CHANNEL).deny(request.id, why, by=by)
-            if (question := judge(instead)) is not None:
-                answers.say(question.digest, Approve(by=by))
-        elif request is not None:
-            answers.say(one.question.digest, answer_of(one, decision, by))
-            if decision["type"] == "respond":
-                answers.responses[one.call["id"]] = decision["message"]
-    return Step(calls=made, answers=answers, edited=_edited(asked, decisions))
-
-
-def _decided(calls: Sequence[dict[str, Any]], asked: Sequence[Asked]) -> Step | None:
-    """The step of a task of which all is decided elsewhere; None if it makes the calls as they are."""
-    edited = _edited(asked, ())
-    return Step(calls=calls, answers=None, edited=edited) if edited else None
-
-
-def _edited(asked: Sequence[Asked], decisions: Sequence[Decision]) -> dict[str, Action]:
-    """What edits make of the calls, by their ids: those of ``decisions``, and those made elsewhere."""
-    elsewhere = [
-        (one.call, {"name": one.call["name"], "args": one.question.edited})
-        for one in asked
-        if one.question.edited is not None
-    ]
-    edits = [
-        *elsewhere,
-        *(
-            (one.call, _instead(one, made))
-            for one, made in zip(asked, decisions, strict=False)
-            if made["type"] == "edit"
-        ),
-    ]
-    return {
-        call["id"]: {
-            "name": instead["name"],
-            # Arguments that an edit of the same call leaves out stay what they were.
-            "args": {**(call["args"] if instead["name"] == call["name"] else {}), **instead["args"]},
-        }
-        for call, instead in edits
-        if call["id"]
-    }
-
-
-def _needs_more(asked: Sequence[Asked], decisions: Sequence[Decision], config: Mapping[str, Any]) -> bool:
-    """Whether a request still waits that several people must agree to, once this one's vote is recorded."""
-    waits = False
-    for one, decision in zip(asked, decisions, strict=True):
-        request = one.question.request
-        if request is None or request.approvers < 2 or _is_other_tool(one, decision):
-            continue
-        answer = answer_of(one, decision, _compat.principal_of(config))
-        if isinstance(answer, Deny):
-            continue
-        guard = guard_of(one.tool)
-        assert guard is not None  # noqa: S101 - it was asked about
-        waits = _is_pending(guard.approvals_of(CHANNEL), request, answer) or waits
-    return waits
-
-
-def _is_pending(requests: Any, request: ApprovalRequest, answer: Approve | Edit) -> bool:
-    try:
-        if isinstance(answer, Edit):
-            after = requests.edit(request.id, answer.arguments, by=answer.by)
-        else:
-            after = requests.approve(request.id, by=answer.by, digest=request.digest)
-    except ResolutionError as error:  # somebody who may not, or has agreed before: the next one is asked
-        _log.warning("%s", error)
-        after = requests.get(request.id)
-    return after is not None and str(after.state) == "pending"
-
-
 def answer_of(one: Asked, decision: Decision, by: str | None) -> Approve | Deny | Edit:
+    """``decision`` as the guard takes it."""
     if decision["type"] == "approve":
         return Approve(by=by)
     if decision["type"] == "edit":
@@ -352,10 +228,12 @@ def answer_of(one: Asked, decision: Decision, by: str | None) -> Approve | Deny 
     return Deny(decision.get("message"), by=by)
 
 
-def _is_other_tool(one: Asked, decision: Decision) -> bool:
+def is_other_tool(one: Asked, decision: Decision) -> bool:
+    """Whether it is an edit to another tool."""
     return decision["type"] == "edit" and decision["edited_action"]["name"] != one.call["name"]
 
 
-def _instead(one: Asked, decision: Decision) -> dict[str, Any]:
+def instead_of(one: Asked, decision: Decision) -> dict[str, Any]:
+    """The call that an edit makes of that of ``one``."""
     assert decision["type"] == "edit"  # noqa: S101 - see the caller
     return {**one.call, **decision["edited_action"]}

@@ -42,6 +42,10 @@ asked_in_task: ContextVar[list[Any] | None] = ContextVar("sagaspan_langchain_ask
 """Where the calls of the task in force are noted."""
 
 
+is_beside: ContextVar[bool] = ContextVar("sagaspan_langchain_beside", default=False)
+"""Whether the task in force may ask in more than one place: then no order tells whose an answer is."""
+
+
 def _invocation() -> Invocation:
     return invocation_in_force.get() or Invocation(None)
 

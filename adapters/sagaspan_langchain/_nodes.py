@@ -2,8 +2,10 @@
 
 No ``ToolNode`` knows its calls before, so there is one question a call. LangGraph matches answers to questions by their
 order in the node, so what asked before asks again when the node runs again, and takes its own answer; one counts only
-for the question that was shown. Within the body of another tool, where several may run side by side, and in a thread
-that lost the context, nobody can be asked like this: there the call waits in the ledger (``ApprovalPending``).
+for the question that was shown. The same holds for the code of a tool that is the only call of its task, as in
+``create_agent``. Beside other calls, or within a tool that somebody is asked about itself, there is no such order, and
+in a thread that lost the context nobody can be asked like this: there the call waits in the ledger
+(``ApprovalPending``).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from sagaspan.adapters import Question, approver_here
 from sagaspan_langchain import _approvals as approvals
 from sagaspan_langchain import _compat
 from sagaspan_langchain._approvals import CHANNEL, DIGESTS, Answers, Asked, Decision, Gated
-from sagaspan_langchain._bodies import asked_in_task, body_behind
+from sagaspan_langchain._bodies import asked_in_task, body_behind, is_beside
 from sagaspan_langchain._marks import guard_of
 
 
@@ -74,7 +76,9 @@ def _gated(
 
 
 def _is_asked_elsewhere(guard: Guard) -> bool:
-    return approver_here.get() is not None or asked_in_task.get() is not None or guard.current_call() is not None
+    if approver_here.get() is not None or asked_in_task.get() is not None:
+        return True
+    return guard.current_call() is not None and is_beside.get()
 
 
 @contextlib.contextmanager

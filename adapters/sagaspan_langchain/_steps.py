@@ -16,8 +16,9 @@ from langgraph.prebuilt import ToolNode
 from sagaspan import Guard, Run
 from sagaspan.adapters import approver_here
 from sagaspan_langchain import _compat
-from sagaspan_langchain._approvals import Step, aask, ask
-from sagaspan_langchain._bodies import asked_in_task
+from sagaspan_langchain._approvals import Step
+from sagaspan_langchain._asking import aask, ask
+from sagaspan_langchain._bodies import asked_in_task, body_behind, is_beside
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._revised import with_message
 
@@ -27,7 +28,7 @@ _of_tasks: WeakKeyDictionary[Run, dict[str, list[Any]]] = WeakKeyDictionary()
 def run_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool) -> Any:
     """What ``node`` answers; ``merges``: the state it is in replaces a message by one with its id."""
     step = None
-    with _task(node, config):
+    with _task(node, given, config):
         if _compat.checkpointer_of(config) is not None:
             step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
@@ -40,7 +41,7 @@ def run_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: b
 async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool) -> Any:
     """As ``run_step``, in a running loop."""
     step = None
-    with _task(node, config):
+    with _task(node, given, config):
         if _compat.checkpointer_of(config) is not None:
             step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
@@ -63,7 +64,7 @@ def _answered_by(step: Step) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _task(node: ToolNode, config: Any) -> Iterator[None]:
+def _task(node: ToolNode, given: Any, config: Any) -> Iterator[None]:
     """One execution of a task: the calls that an earlier one made in this run are asked for again, not anew."""
     run, task = _run_of(node), _compat.task_of(config)
     if run is None or task is None:
@@ -72,11 +73,24 @@ def _task(node: ToolNode, config: Any) -> Iterator[None]:
     of_run = _of_tasks.setdefault(run, {})
     run.asks_again(of_run.get(task, ()))
     token = asked_in_task.set(of_run.setdefault(task, []))
+    beside = is_beside.set(_asks_elsewhere(node, given))
     of_run[task].clear()
     try:
         yield
     finally:
+        is_beside.reset(beside)
         asked_in_task.reset(token)
+
+
+def _asks_elsewhere(node: ToolNode, given: Any) -> bool:
+    """Whether the code of a tool that ``node`` calls for ``given`` is not the only one that asks in this task."""
+    calls = _compat.calls_of(node, given)
+    if len(calls) != 1:
+        return True
+    tool = _compat.tools_of(node).get(calls[0]["name"])
+    guard = guard_of(tool)
+    bodies = (body_behind(tool, is_async=is_async) for is_async in (False, True))
+    return guard is not None and any(body is not None and guard.may_ask(body.tool) for body in bodies)
 
 
 def _run_of(node: ToolNode) -> Run | None:

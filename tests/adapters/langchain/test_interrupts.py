@@ -146,15 +146,35 @@ async def test_an_edit_to_another_tool_is_judged_by_the_policy_of_that(guard: Gu
     assert requests == {"pay": "denied", "refund": "consumed"}
 
 
-def test_an_edit_to_a_tool_that_two_must_approve_waits_for_the_second(guard: Guard, world: World) -> None:
-    """Whoever edits is one of those who must agree, no more."""
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("end", ["approve", "reject", "elsewhere", "third"])
+async def test_an_edit_to_a_tool_that_several_must_approve(guard: Guard, world: World, way: str, end: str) -> None:
+    """Whoever edits is one of those who must agree, no more; the others are asked about that call."""
     policies = {**POLICIES, "refund": {"effect": "write", "approve": True, "approval": {"approvers": 2}}}
     agent = guard.wrap(_agent(world, PAY), policies)
-    agent.invoke(ask(), on("t"))
+
+    async def go(given: Any, by: str) -> Any:
+        return agent.invoke(given, _as(by)) if way == "invoke" else await agent.ainvoke(given, _as(by))
+
+    await go(ask(), "nobody")
     edit = _decide({"type": "edit", "edited_action": {"name": "refund", "args": {"to": "A", "amount": 9}}})
-    with pytest.raises(Exception, match="waits for approval"):
-        agent.invoke(edit, on("t"))
-    assert (world, states(guard)) == ([], {"t/1": "paused"})
+    for again in (edit, _decide(APPROVE)):  # the second by the same person, who is not counted twice
+        (asked,) = (await go(again, "alice"))["__interrupt__"]
+        assert asked.value["action_requests"][0]["args"] == {"to": "A", "amount": 9}
+    assert (world, states(guard), guard.approvals.list()[0].approved_by) == ([], {"t/1": "paused"}, ("alice",))
+    match end:
+        case "elsewhere":
+            guard.approvals.approve(guard.approvals.list()[0].id, by="bob")
+            output = await go(None, "bob")
+        case "third":
+            output = await go(
+                _decide({"type": "edit", "edited_action": {"name": "look", "args": {"what": "x"}}}), "bob"
+            )
+        case _:
+            output = await go(_decide(APPROVE if end == "approve" else REJECT), "bob")
+    done = {"reject": [], "third": [("look", "x")]}.get(end, [("refund", "A", 9)])
+    named = ("look", {"what": "x"}) if end == "third" else ("refund", {"to": "A", "amount": 9})
+    assert (world, _called(output), states(guard)) == (done, [named], {"t/1": "completed"})
 
 
 @pytest.mark.parametrize("build", [_agent, _shared])
@@ -382,22 +402,73 @@ def test_a_question_of_a_node_is_decided_elsewhere(guard: Guard, world: World) -
     assert world == [("pay", "A", 5)]
 
 
-def test_within_the_body_of_another_tool_it_waits_in_the_ledger(guard: Guard, world: World) -> None:
-    """Tools that run side by side have no order, so no answer could be told to be the one to its question."""
-    pay, *_ = _tools(world)
+def _delegating(world: World, work: Any) -> list[Any]:
+    pay, _, look, _ = _tools(world)
 
     @tool
-    def delegate() -> str:
+    def delegate(to: str) -> str:
         """Delegate."""
-        return str(pay.invoke({"to": "A"}))
+        look.invoke({"what": to})
+        return str(work(pay, to))
 
-    agent = guard.wrap(create_agent(model(("delegate", {})), [delegate], checkpointer=InMemorySaver()), ONE)
+    @tool
+    async def adelegate(to: str) -> str:
+        """Delegate."""
+        await look.ainvoke({"what": to})
+        return str(await pay.ainvoke({"to": to}))
+
+    return [delegate, adelegate]
+
+
+@pytest.mark.parametrize("decision", ["approve", "edit", "reject", "respond"])
+@pytest.mark.parametrize("way", ["delegate", "adelegate"])
+async def test_within_the_body_of_another_tool_it_pauses(guard: Guard, world: World, way: str, decision: str) -> None:
+    """Where that is the only call of its task, as in ``create_agent``: its code has an order, as that of a node."""
+    tools = _delegating(world, lambda pay, to: pay.invoke({"to": to}))
+    built = create_agent(model([(way, {"to": "A"})]), tools, checkpointer=InMemorySaver())
+    agent = guard.wrap(built, {**ONE, "look": {"effect": "write"}})
+    answer, done, told = DECIDED[decision]
+    (asked,) = (await agent.ainvoke(ask(), on("t")))["__interrupt__"]
+    assert asked.value["action_requests"][0]["args"] == {"to": "A", "amount": 5}
+    assert (world, states(guard)) == ([("look", "A")], {"t/1": "paused"})
+    (message,) = answers(await agent.ainvoke(_decide(answer), on("t")))
+    assert told in message.text
+    assert (world, states(guard)) == ([("look", "A"), *done], {"t/1": "completed"})
+
+
+def test_so_does_one_that_asks_twice_beside_another_task(guard: Guard, world: World) -> None:
+    """Two calls of one message are two tasks there, and each answer is for the question that it is given to."""
+    work = lambda pay, to: (pay.invoke({"to": to}), pay.invoke({"to": f"{to}2"}))[1]  # noqa: E731
+    steps = [("delegate", {"to": "A"}), ("delegate", {"to": "B"})]
+    agent = guard.wrap(create_agent(model(steps), _delegating(world, work), checkpointer=InMemorySaver()), ONE)
+    asked = agent.invoke(ask(), on("t"))["__interrupt__"]
+    by_person = {one.value["action_requests"][0]["args"]["to"]: one.id for one in asked}
+    resume: dict[str, Any] = {by_person["A"]: {"decisions": [APPROVE]}, by_person["B"]: {"decisions": [REJECT]}}
+    asked = agent.invoke(Command(resume=resume), on("t"))["__interrupt__"]
+    assert sorted(one.value["action_requests"][0]["args"]["to"] for one in asked) == ["A2", "B2"]
+    agent.invoke(Command(resume={one.id: {"decisions": [APPROVE]} for one in asked}), on("t"))
+    assert [one for one in world if one[0] == "pay"] == [("pay", "A", 5), ("pay", "A2", 5), ("pay", "B2", 5)]
+
+
+@pytest.mark.parametrize("why", ["others", "gated"])
+def test_where_it_has_no_order_it_waits_in_the_ledger(guard: Guard, world: World, why: str) -> None:
+    """Beside other calls of its task, and in a tool that asks itself, no answer could be told to be its own."""
+    (delegate, _), (*_, look, _) = _delegating(world, lambda pay, to: pay.invoke({"to": to})), _tools(world)
+    graph: Any = StateGraph(MessagesState)
+    calls = [("delegate", {"to": "A"}), *([("look", {"what": "x"})] if why == "others" else [])]
+    chat = model(calls)
+    graph.add_node("model", lambda state: {"messages": [chat.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode([delegate, look]))
+    graph.add_edge(START, "model")
+    graph.add_edge("model", "tools")
+    policies = {**ONE, "delegate": {"approve": "to == 'Z'"}} if why == "gated" else ONE
+    agent = guard.wrap(graph.compile(checkpointer=InMemorySaver()), policies)
     with pytest.raises(ApprovalPending) as caught:
         agent.invoke(ask(), on("t"))
-    assert (world, states(guard)) == ([], {"t/1": "paused"})
+    assert (("pay", "A", 5) not in world, states(guard)) == (True, {"t/1": "paused"})
     guard.approvals.approve(caught.value.approval_id, by="alice")
     agent.invoke(None, on("t"))
-    assert world == [("pay", "A", 5)]
+    assert ("pay", "A", 5) in world
 
 
 # -- several people --------------------------------------------------------------------------------------------
