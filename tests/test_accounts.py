@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -215,3 +215,80 @@ async def test_asynchronous_twins(guard: Guard, act: Callable[..., Any]) -> None
     assert await guard.budgets.afsck() == []
     assert await guard.ausage_by("tool") == guard.usage_by("tool")
     assert [(one.key, one.spent, one.calls) for one in guard.usage_by("tool")] == [("act", Decimal(1), 1)]
+
+
+# -- a limit that comes when something was used already ---------------------------------------------------------------
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Iterator[Guard]:
+    """User 42 has used 4 USD, 1010 tokens and 5 calls, of which one failed; no budget has counted any of it."""
+    free = {"local": {"input": 0, "output": 0}}
+    with Guard(f"sqlite:///{tmp_path}/used.db", prices=free) as guard:
+        buy = guard.tool("buy", cost="2 USD", effect="read")(lambda n: n)
+
+        @guard.tool("fail", cost="9 USD")
+        def fail() -> None:
+            raise NotApplied("busy")
+
+        with guard.run("shop", id="r", user="42", agent="clerk"):
+            buy(1)
+            with guard.run("inner", id="inner"):
+                buy(2)
+            with pytest.raises(NotApplied):
+                fail()
+            with guard.llm_call("local", input_tokens=1000, max_output_tokens=20) as call:
+                call.settle(input_tokens=1000, output_tokens=10)
+            guard.tool("look", effect="read")(lambda: 1)()
+            yield guard
+
+
+@pytest.mark.parametrize(
+    ("scope", "limit", "spent"),
+    [("user:42", "9 USD/day", 4), ("user:42", "9 USD", 4), ("user:42", "1M tokens/month", 1010),
+     ("user:42", "10 calls/day", 5), ("user:4*", "9 USD/day", 4), ("agent:clerk", "10 calls", 5),
+     ("tool:buy", "9 USD/day", 4), ("tool:*y", "9 USD", 4), ("model:local", "1M tokens", 1010), ("run:r", "9 USD", 4),
+     ("run:r", "10 calls", 5), ("run:inner", "9 USD", 2), ("run:r/buy", "10 calls", 1), ("run:?", "10 calls", 5)],
+)  # fmt: skip
+def test_what_was_used_before_a_limit_was_set_counts(used: Guard, scope: str, limit: str, spent: int) -> None:
+    """As far as it is in the window; also if it is set again, and the books agree."""
+    for _ in range(2):
+        used.set_budget(scope, limit)
+        (account,) = (account for account in used.budgets.list() if not set("*?") & set(account.scope))
+        assert (account.spent, account.limit) == (spent, account.spent + (account.remaining or 0))
+        assert list(used.budgets.fsck()) == []
+
+
+def test_what_was_used_in_an_earlier_window_does_not_count(used: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day begins with nothing."""
+    from sagaspan import _usage
+
+    later = _usage.now_us() + int(seconds_of("1d") * 1e6)
+    monkeypatch.setattr(_usage, "now_us", lambda: later)
+    used.set_budget("user:42", "9 USD/day")
+    assert [account.spent for account in used.budgets.list(past=True)] == [0]
+
+
+def test_what_a_limit_counts_already_is_not_counted_twice(used: Guard) -> None:
+    """Nor a call that runs meanwhile; what was used while it was taken back is."""
+    used.set_budget("user:42", "20 USD, 20 calls")
+
+    @used.tool(cost="1 USD", effect="read")
+    def buy_one(sets: bool) -> None:
+        if sets:
+            used.set_budget("user:42", "21 USD, 21 calls")
+
+    buy_one(True)
+    assert {account.unit: account.spent for account in used.budgets.list()} == {"USD": 5, "calls": 6}
+    used.budgets.unset("user:42")
+    buy_one(False)
+    used.set_budget("user:42", "22 USD, 22 calls")
+    assert {account.unit: account.spent for account in used.budgets.list()} == {"USD": 6, "calls": 7}
+    assert list(used.budgets.fsck()) == []
+
+
+@pytest.mark.parametrize("nothing", [None, [], ()])
+def test_nothing_is_no_limit(used: Guard, nothing: Any) -> None:
+    """It would set nothing, and take nothing back."""
+    with pytest.raises(ConfigurationError, match=r"sets no limit of 'user:42'.*guard.budgets.unset"):
+        used.set_budget("user:42", nothing)

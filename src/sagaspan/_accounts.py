@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from sagaspan import _owner as owner
 from sagaspan._backends import ASYNCIO
+from sagaspan._carried import carried
 from sagaspan._checks import check_choice
 from sagaspan._clock import now_us
 from sagaspan._usage import limit_changes
-from sagaspan.amounts import Unit, in_units
+from sagaspan.amounts import MICRO, Unit, in_units
 from sagaspan.budget import Budget, Budgets, Window, window_start
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger.limits import budget_of, unsetting
@@ -72,12 +73,13 @@ class Accounts:
         self._namespace = namespace
 
     def list(self, scope: str | None = None, *, past: bool = False) -> list[Account]:
-        """The accounts of a scope (None: of all), with limits of which nothing was used yet.
+        """The accounts of a scope (None: of all), with limits that hold for it and of which nothing was used yet.
 
         ``past``: also those of windows that are over. Raises ``ConfigurationError`` or ``StoreError``.
         """
         wanted = None if scope is None else check_scope(scope)
-        names = self._store.namespaces() if self._namespace is None else [self._namespace]
+        # A limit may be set before the first run.
+        names = sorted({"default", *self._store.namespaces()}) if self._namespace is None else [self._namespace]
         return [account for name in names for account in self._of(name, wanted, past=past)]
 
     async def alist(self, scope: str | None = None, *, past: bool = False) -> Sequence[Account]:
@@ -94,9 +96,15 @@ class Accounts:
         return await ASYNCIO.io(self.fsck)
 
     def set(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
-        """Set what may be used of a scope or glob from now on, in every process; see ``Guard.set_budget``."""
+        """Set what may be used of a scope or glob from now on, in every process; see ``Guard.set_budget``.
+
+        What calls on record have used so far, in the window of now or for ever, is used of it.
+        """
         assert self._namespace is not None  # noqa: S101 - limits are of one namespace
-        self._store.commit(limit_changes(self._namespace, scope, budget, actor=actor), synced=True)
+        changes = limit_changes(self._namespace, scope, budget, actor=actor)
+        budgets = tuple(budget_of(change.record) for change in changes)
+        used = carried(self._store, self._namespace, scope, budgets, changes[0].record.at_us)
+        self._store.commit([*changes, *used], synced=True)
 
     def unset(
         self, scope: str, *, unit: str | None = None, per: str | None = None, actor: str | None = None
@@ -136,12 +144,24 @@ class Accounts:
         used, now = set(), now_us()
         for row in self._store.budgets(namespace, scope):
             limit = book.of(row)
-            used.add((row.scope, row.unit, row.window))
-            if past or row.start_us == window_start(_window(row.window), now):
+            is_now = row.start_us == window_start(_window(row.window), now)
+            if is_now:
+                used.add((row.scope, row.unit, row.window))
+            if past or is_now:
                 yield _account(row, limit)
-        for limit in limits:
-            if (limit.pattern, limit.unit, limit.window) not in used and scope in (None, limit.pattern):
-                yield _account(_unused(limit, now), limit)
+        for limit in limits if scope is None else book.all_of(scope):
+            row = self._unused(scope or limit.pattern, limit, now)
+            if (row.scope, row.unit, row.window) not in used:
+                yield _account(row, limit)
+
+    def _unused(self, scope: str, limit: LimitRecord, now: int) -> BudgetRecord:
+        """The budget of a limit of which no call has used anything; of the time of a run something is."""
+        row = _unused(limit, now, scope)
+        run = self._store.get_run(limit.namespace, scope[4:]) if limit.unit == Unit.TIME else None
+        if run is None:
+            return row
+        seconds = ((run.ended_us or now) - run.started_us) // MICRO
+        return replace(row, spent=max(seconds, 0) * MICRO)
 
 
 class _Limits:
@@ -154,6 +174,10 @@ class _Limits:
         self._book = BudgetBook(by_pattern, source="limits", checked=False)
         self._limits = {(limit.pattern, limit.unit, limit.window): limit for limit in limits}
 
+    def all_of(self, scope: str) -> Sequence[LimitRecord]:
+        """The limits that hold for a scope, or were set for a glob."""
+        return [self._limits[pattern, budget.unit, budget.window or ""] for budget, pattern, _ in self._book.of(scope)]
+
     def of(self, row: BudgetRecord) -> LimitRecord | None:
         """The limit that holds for ``row``; None if a program says less than what was set for more than this scope."""
         for budget, pattern, _ in self._book.of(row.scope):
@@ -164,10 +188,10 @@ class _Limits:
         return None
 
 
-def _unused(limit: LimitRecord, now: int) -> BudgetRecord:
+def _unused(limit: LimitRecord, now: int, scope: str | None = None) -> BudgetRecord:
     start = window_start(_window(limit.window), now)
     return BudgetRecord(
-        namespace=limit.namespace, scope=limit.pattern, unit=limit.unit, window=limit.window, start_us=start
+        namespace=limit.namespace, scope=scope or limit.pattern, unit=limit.unit, window=limit.window, start_us=start
     )
 
 

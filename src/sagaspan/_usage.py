@@ -12,7 +12,7 @@ from sagaspan import _owner as owner
 from sagaspan._checks import described
 from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, in_units
-from sagaspan.budget import Budget, Budgets, budgets_of
+from sagaspan.budget import Budget, Budgets, Window, budgets_of
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.limits import row_of, setting
 from sagaspan.ledger.records import BudgetRecord, LimitRecord, UsageTotals
@@ -54,7 +54,7 @@ def spending_of(
 ) -> Spending:
     """The spending of all calls that fit ``which`` (kinds of scopes and names); see ``Guard.usage``.
 
-    ``own`` are the budgets that a run was given, None for those that the guard gives to every run.
+    ``own`` are the budgets that a run was given; None: those that its latest call found.
     """
     totals = engine.store.usage_of(engine.namespace, which, since_us=since_us(since))
     found = _spending(totals[0] if totals else UsageTotals())
@@ -62,10 +62,24 @@ def spending_of(
         return found
     scope = ":".join(next(iter(which.items())))
     engine.limits.reload()
-    if own is None and scope.startswith("run:"):
-        own = engine.budget
-    budgets = engine.limits.of(scope, own or ())
-    return _with_budgets(engine, scope, budgets, found)
+    if own is None and "run" in which:
+        own = _given_to_run(engine, which["run"], scope)
+    return _with_budgets(engine, scope, engine.limits.of(scope, own or ()), found)
+
+
+def _given_to_run(engine: Engine, run_id: str, scope: str) -> tuple[Budget, ...]:
+    """The budgets of a run as far as they are on record, else those that every run is given."""
+    found = {
+        (row.unit, row.window): Budget(
+            limit=row.cap, unit=Unit(row.unit), window=Window(row.window) if row.window else None
+        )
+        for row in sorted(engine.store.budgets(engine.namespace, scope), key=lambda row: row.start_us)
+        if row.cap is not None
+    }
+    if found:
+        return tuple(found.values())
+    run = engine.store.get_run(engine.namespace, run_id)
+    return engine.budget if run is None or run.parent_id is None else ()
 
 
 def usage_by(
@@ -123,8 +137,13 @@ def since_us(since: dt.timedelta | dt.datetime | None) -> int:
 def limit_changes(namespace: str, scope: str, budget: Budgets, *, actor: str | None = None) -> list[LimitChange]:
     """What sets ``budget`` as the limit of a scope or glob; raises ``ConfigurationError``."""
     check_scope(scope)
-    at = now_us()
-    return [setting(_limit(namespace, scope, one, actor, at)) for one in budgets_of(budget, where=scope)]
+    at, budgets = now_us(), budgets_of(budget, where=scope)
+    if not budgets:
+        raise ConfigurationError(
+            f"{budget!r} sets no limit of {scope!r}; say an amount such as '20 USD/day', or take back what was set: "
+            f"guard.budgets.unset({scope!r})"
+        )
+    return [setting(_limit(namespace, scope, one, actor, at)) for one in budgets]
 
 
 def _limit(namespace: str, scope: str, budget: Budget, actor: str | None, at_us: int) -> LimitRecord:

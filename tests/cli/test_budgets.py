@@ -91,10 +91,12 @@ def test_a_limit_holds_in_a_running_process(
 
 def test_setting_says_what_is_used(sagaspan: Sagaspan, guard: Guard, spent: None) -> None:
     """The answer has the limit, what is used of it, and who set it."""
+    sagaspan("budgets", "set", "user:*", "100 calls, 10 USD/day", "--actor", "boss")
     answer = sagaspan("budgets", "set", "user:42", "20 USD", "--per", "day", "--actor", "ops\x1b[2J")
-    assert (answer.code, answer.out) == (
-        0, "user:42: 20 USD/day from the next call on, 4.0035 USD of it used, set by ops\\u{1b}[2J.\n"
-    )  # fmt: skip
+    assert answer.out == (
+        "user:42: 20 USD/day from the next call on, 4.0035 USD of it used, set by ops\\u{1b}[2J; "
+        "before: 10 USD/day, set by boss for user:*.\n  beside it holds: 100 calls, set by boss for user:*.\n"
+    )
     (account,) = sagaspan("budgets", "set", "user:42", "5 USD/day", "--soft", "90", "--watch", "--json").json
     assert (account["hard"], account["limit"], account["remaining"]) == (False, "5", "0.9965")
 
@@ -133,7 +135,9 @@ def test_what_was_set_is_taken_back(sagaspan: Sagaspan, guard: Guard, buy: Calla
         answer = sagaspan("budgets", "unset", "user:42")
         assert "user:42: 2 USD is taken back, which ops had set." in answer.out
         buy("b")
-    assert sagaspan("budgets", "list", "--json").json == []
+    assert {(row["limit"], row["unit"]) for row in sagaspan("budgets", "list", "--json").json} == {
+        (None, "USD"), (None, "calls")
+    }  # fmt: skip
     again = sagaspan("budgets", "unset", "user:42")
     assert (again.code, "nobody has set" in again.err) == (1, True)
     assert [row["event"] for row in guard.audit.rows() if row["event"].startswith("limit")][-2:] == ["limit.unset"] * 2
@@ -151,6 +155,49 @@ def test_what_a_glob_was_set_is_taken_back(sagaspan: Sagaspan, guard: Guard, buy
     with pytest.raises(BudgetExceeded) as caught, declaring.run("shop", user="42"):
         declaring.tool("buy", cost="2 USD", effect="write")(lambda: None)()
     assert (caught.value.limit, caught.value.spent) == (3, 2)
+
+
+def test_only_what_was_set_is_said_to_be_set(sagaspan: Sagaspan) -> None:
+    """What a program declares is said to be that, and after it is taken back what holds then is named."""
+    with Guard(budgets={"user:*": "50 USD/day, 100 calls"}) as declaring, declaring.run("shop", user="42"):
+        declaring.tool("buy", cost="2 USD", effect="write")(lambda: None)()
+    answer = sagaspan("budgets", "set", "user:42", "20 USD/day", "--actor", "ops")
+    assert answer.out == (
+        "user:42: 20 USD/day from the next call on, 2 USD of it used, set by ops; before: 50 USD/day, as a program "
+        "declares.\n  beside it holds: 100 calls, as a program declares.\n"
+    )
+    (account,) = sagaspan("budgets", "set", "user:42", "21 USD/day", "--json").json
+    assert (account["limit"], account["set_for"]) == ("21", "user:42")
+    sagaspan("budgets", "set", "user:*", "60 USD/day", "--actor", "boss")
+    assert sagaspan("budgets", "unset", "user:42").out.endswith(
+        "  holds now: 60 USD/day, set by boss for user:*.\n  holds now: 100 calls, as a program declares.\n"
+    )
+    assert "none known, per day" not in sagaspan("budgets", "list").out
+    sagaspan("budgets", "unset", "user:*")
+    assert "none known, per day" in sagaspan("budgets", "list").out
+
+
+def test_what_holds_of_a_scope_that_was_never_used(sagaspan: Sagaspan, guard: Guard) -> None:
+    """The limit of the glob, and for what it was set."""
+    guard.set_budget("user:*", "5 USD/day", actor="boss")
+    guard.set_budget("user:4*", "9 USD/day", actor="boss")
+    (account,) = sagaspan("budgets", "list", "user:42", "--json").json
+    assert (account["scope"], account["limit"], account["set_for"]) == ("user:42", "9", "user:4*")
+    assert "boss, for user:4*" in sagaspan("budgets", "list", "user:42").out
+
+
+def test_the_time_of_a_run_is_used(sagaspan: Sagaspan, guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its start on."""
+    from sagaspan import _accounts
+
+    later = _accounts.now_us() + 90_500_000
+    with guard.run("shop", id="s"):
+        guard.tool("look", effect="read")(lambda: 1)()
+        monkeypatch.setattr(_accounts, "now_us", lambda: later)
+        guard.set_budget("run:s", "10 min")
+        (account,) = sagaspan("budgets", "list", "--json").json
+        monkeypatch.undo()
+    assert (account["limit"], account["spent"], account["remaining"]) == ("600", "90", "510")
 
 
 def test_of_several_namespaces_one_is_named(sagaspan: Sagaspan, guard: Guard) -> None:

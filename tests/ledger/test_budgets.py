@@ -101,7 +101,7 @@ def test_a_limit_set_at_run_time_holds_at_the_next_claim(store_url: str) -> None
 
     with guard.run("a", id="a", user="42"):
         buy(1)
-    operator.set_budget("user:42", "1 USD/day")
+    operator.set_budget("user:42", "2 USD/day")
     with guard.run("b", id="b", user="42"):
         buy(2)
     with pytest.raises(BudgetExceeded) as caught, guard.run("c", id="c", user="42"):
@@ -399,6 +399,22 @@ def test_usage_by_scope(store_url: str) -> None:
     found = guard.usage(user="u")
     assert (found.spent, found.calls, found.limit, found.remaining) == (3, 2, 10, 7)
     assert guard.usage(tool="buy").spent == guard.usage(agent="shopper").spent == guard.usage().spent == 7
+
+
+def test_the_limit_of_a_run_is_its_own(store_url: str) -> None:
+    """Also when it is over, and of one that has none: what the guard gives every run is not what it was given."""
+    guard = Guard(store_url, budget="9 USD")
+    look = guard.tool("look", effect="read", cost="1 USD")(lambda n: n)
+    with guard.run("outer", id="o"):
+        with guard.run("inner", id="i", budget="2 USD") as inner:
+            look(1)
+            assert (inner.usage.limit, inner.usage.remaining) == (2, 1)
+        with guard.run("bare", id="b"):
+            look(2)
+    found = [guard.usage(run=run) for run in ("o", "i", "b")]
+    assert [(one.limit, one.remaining) for one in found] == [(9, 7), (2, 1), (None, None)]
+    guard.set_budget("run:i", "5 USD")
+    assert guard.usage(run="i").limit == 5
 
 
 def test_a_nested_run_spends_of_the_outer_one(store_url: str) -> None:

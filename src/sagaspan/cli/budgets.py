@@ -80,7 +80,8 @@ def set_budget(
     Several at once: "20 USD, 100 calls".
 
     It holds from the next call on in every process, also of a scope that was never used. A SCOPE may be a glob:
-    "user:*" gives each user their own. Less than what is used already admits nothing until there is room again.
+    "user:*" gives each user their own. What calls on record have used counts, of now's hour, day or month, or of all
+    time. Less than what is used already admits nothing until there is room again.
 
     Limits of other units and windows hold beside it. Of those of its own the most specific SCOPE that was set holds:
     user:42 before "user:4*" before "user:*". It replaces what programs declare of that SCOPE or of a broader one; what
@@ -88,17 +89,24 @@ def set_budget(
     """
     from sagaspan._accounts import Accounts
 
-    store = settings.open_store()
+    store, wanted = settings.open_store(), _budgets(amount, per, soft, watch)
     accounts = Accounts(store, the_namespace(settings, store, namespace))
-    accounts.set(scope, _budgets(amount, per, soft, watch), actor=actor)
-    found = accounts.list(scope)
+    before = {(one.unit, one.window): one for one in accounts.list(scope)}
+    accounts.set(scope, wanted, actor=actor)
+    kinds, found = {(budget.unit.value, budget.window) for budget in wanted}, accounts.list(scope)
+    is_set = [one for one in found if (one.unit, one.window) in kinds]
     if settings.as_json:
-        emit_json(found)
+        emit_json(is_set)
         return
-    for account in found:
+    for account in is_set:
         used = f"{_amount(account.spent, account)} of it used, " if account.spent or account.reserved else ""
+        was = before.get((account.unit, account.window))
+        instead = "" if was is None or was.limit is None else f"; before: {_limit(was)}, {_origin(was, ago=False)}"
         by = visible(account.set_by)
-        say(f"{visible(account.scope)}: {_limit(account)} from the next call on, {used}set by {by}.")
+        say(f"{visible(account.scope)}: {_limit(account)} from the next call on, {used}set by {by}{visible(instead)}.")
+    for account in found:
+        if account.limit is not None and account not in is_set:
+            say(f"  beside it holds: {_limit(account)}, {visible(_origin(account, ago=False))}.")
 
 
 @budgets.command("unset")
@@ -119,12 +127,16 @@ def unset_budget(
     from sagaspan._accounts import Accounts
 
     store = settings.open_store()
-    found = Accounts(store, the_namespace(settings, store, namespace)).unset(scope, unit=unit, per=per, actor=actor)
+    accounts = Accounts(store, the_namespace(settings, store, namespace))
+    found = accounts.unset(scope, unit=unit, per=per, actor=actor)
     if settings.as_json:
         emit_json(found)
         return
     for account in found:
         say(f"{visible(account.scope)}: {_limit(account)} is taken back, which {visible(account.set_by)} had set.")
+    for account in accounts.list(scope):
+        if account.limit is not None:
+            say(f"  holds now: {_limit(account)}, {visible(_origin(account, ago=False))}.")
 
 
 @budgets.command()
@@ -167,17 +179,19 @@ def _row(account: Account) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _origin(account: Account) -> str:
-    """Where its limit comes from."""
+def _origin(account: Account, *, ago: bool = True) -> str:
+    """Where its limit comes from; in a table also how long ``ago``."""
     if account.set_by is None:
-        return "" if account.limit is None else "a program"
-    what = "" if account.set_for == account.scope else f"{account.set_for}: "
-    return f"{what}{account.set_by}, {when(account.set_at)}"
+        return ("" if account.limit is None else "a program") if ago else "as a program declares"
+    what = "" if account.set_for == account.scope else f"for {account.set_for}"
+    if ago:
+        return ", ".join(filter(None, (account.set_by, what, when(account.set_at))))
+    return f"set by {account.set_by}{what and f' {what}'}"
 
 
 def _limit(account: Account) -> str:
-    if account.limit is None:
-        return f"none/{account.window}" if account.window else "none"
+    if account.limit is None:  # a program's that refuses nothing, or what the next call finds
+        return f"none known, per {account.window}" if account.window else "none known"
     amount = _amount(account.limit, account) + (f"/{account.window}" if account.window else "")
     return amount if account.hard else f"{amount}, watched"
 

@@ -173,6 +173,18 @@ class LimitChange:
 
 
 @dataclass(frozen=True, slots=True)
+class CarryChange:
+    """See to it that of the budget that ``record`` names at least ``used`` is used, and forget its cap. No condition.
+
+    What is missing is spent, by calls that do not say so (``forgotten``). Of calls as a unit those that have not ended
+    are among ``used``.
+    """
+
+    record: BudgetRecord
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoopChange:
     """Save what a run remembers of loops, if its row is still at ``expected_version`` (0: if there is none)."""
 
@@ -233,6 +245,7 @@ Conditional = (
     | ReserveChange
     | UsageChange
     | LimitChange
+    | CarryChange
     | LoopChange
     | FreezeChange
     | NoteChange

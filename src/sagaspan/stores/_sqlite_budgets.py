@@ -6,9 +6,11 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sagaspan.amounts import Unit
 from sagaspan.ledger.records import BudgetRecord
 from sagaspan.ledger.store import (
     Booked,
+    CarryChange,
     FreezeChange,
     LimitChange,
     LoopChange,
@@ -35,6 +37,13 @@ update budgets
        overdraft = overdraft + ?7 - min(?7, coalesce(cap - spent - reserved + ?6, ?7))
  where namespace = ?1 and scope = ?2 and unit = ?3 and window = ?4 and start_us = ?5
 returning spent + overdraft
+"""
+_CARRY: Final = """
+insert into budgets (namespace, scope, unit, window, start_us, cap, spent, reserved, overdraft, forgotten)
+values (?1, ?2, ?3, ?4, ?5, null, ?6, 0, 0, ?6)
+    on conflict do update
+   set cap = null, spent = spent + max(?6 - spent - overdraft - ?7 * reserved, 0),
+       forgotten = forgotten + max(?6 - spent - overdraft - ?7 * reserved, 0)
 """
 _SET_LIMIT: Final = f"""
 insert into limits ({", ".join(columns.LIMIT_COLUMNS)}) values ({", ".join("?" * len(columns.LIMIT_COLUMNS))})
@@ -135,7 +144,7 @@ select {key}, count(*), coalesce(sum(u.cost), 0), coalesce(sum(u.prices like '%,
     )
 
 
-BudgetChange = ReserveChange | UsageChange | LimitChange | LoopChange | RateChange | FreezeChange
+BudgetChange = ReserveChange | UsageChange | LimitChange | CarryChange | LoopChange | RateChange | FreezeChange
 
 
 def spend(connection: sqlite3.Connection, change: SpendChange) -> int:
@@ -193,6 +202,10 @@ def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:
         return saved.rowcount == 1
     if isinstance(change, LoopChange):
         return execute(_SAVE_LOOP, (*columns.loop_values(change.record), change.expected_version)).rowcount == 1
+    if isinstance(change, CarryChange):
+        counts = change.record.unit == Unit.CALLS
+        execute(_CARRY, (*columns.budget_name(change.record), change.used, counts))
+        return True
     if isinstance(change, UsageChange):
         execute(_SAVE_USAGE, columns.usage_values(change.record))
         return True
