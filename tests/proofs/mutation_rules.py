@@ -3910,7 +3910,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_CREWAI + "_streams.py",
         old="        errand.stop(asyncio.CancelledError(_CLOSED))\n",
         new="        pass\n",
-        tests=(_CREW_STREAMS + "test_closing_a_stream_ends_its_kickoff_when_the_call_in_flight_is_done[kickoff]",),
+        tests=(_CREW_STREAMS + "test_closing_a_stream_ends_its_kickoff",),
     ),
     Rule(
         section="design 3",
@@ -3918,9 +3918,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_CREWAI + "_streams.py",
         old="        await errand.cancel(asyncio.CancelledError(_CLOSED))\n",
         new="        pass\n",
-        tests=(
-            _CREW_STREAMS + "test_closing_a_stream_ends_its_kickoff_when_the_call_in_flight_is_done[kickoff_async]",
-        ),
+        tests=(_CREW_STREAMS + "test_closing_an_awaited_stream_ends_its_kickoff",),
     ),
     Rule(
         section="design 3",

@@ -22,42 +22,24 @@ from tests.adapters.crewai.test_stops import shop
 from tests.providers.replies import Reply
 from tests.providers.server import ModelServer
 
-STREAMS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+Enter = Callable[[Any], Any]
+READ_IN_A_THREAD: dict[str, tuple[Any, Enter]] = {
     "kickoff": (streamed, lambda crew: crew.kickoff()),
+    "kickoff_for_each": (streamed, lambda crew: crew.kickoff_for_each([{}])[0]),
+    "flow": (in_flow, lambda flow: flow.stream_events()),
+}
+AWAITED: dict[str, tuple[Any, Enter]] = {
     "kickoff_async": (streamed, lambda crew: crew.kickoff_async()),
     "akickoff": (streamed, lambda crew: crew.akickoff()),
-    "kickoff_for_each": (streamed, lambda crew: crew.kickoff_for_each([{}])),
     "kickoff_for_each_async": (streamed, lambda crew: crew.kickoff_for_each_async([{}])),
     "akickoff_for_each": (streamed, lambda crew: crew.akickoff_for_each([{}])),
-    "flow-stream_events": (in_flow, lambda flow: flow.stream_events()),
-    "flow-astream": (in_flow, lambda flow: flow.astream()),
+    "flow": (in_flow, lambda flow: flow.astream()),
 }
 
 
-async def closed_at(moment: threading.Event, enter: Callable[[Any], Any], target: Any) -> None:
-    """Read a piece of the stream, and close it at ``moment``."""
-    stream = enter(target)
-    if asyncio.iscoroutine(stream):
-        stream = await stream
-    stream = stream[0] if isinstance(stream, list) else stream
-    if stream._async_iterator is None:
-        next(iter(stream))
-        moment.wait(20)
-        stream.close()
-        return
-    pieces = aiter(stream)
-    await anext(pieces)
-    await asyncio.to_thread(moment.wait, 20)
-    await stream.aclose()
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_closing_a_stream_ends_its_kickoff_when_the_call_in_flight_is_done(
-    guard: Guard, world: list[object], name: str
-) -> None:
-    make, enter = STREAMS[name]
+def slow_shop(world: list[object], begun: threading.Event) -> list[Any]:
+    """A shop that books room b when nobody wants it any more."""
     book, cancel = shop(world)
-    begun = threading.Event()
 
     @tool("book")
     def slow(room: str) -> str:
@@ -68,11 +50,43 @@ def test_closing_a_stream_ends_its_kickoff_when_the_call_in_flight_is_done(
             until(lambda: session is None or session.is_stopping)
         return str(book.func(room))
 
-    policies = {"book": Policy(compensate=cancel.func)}
-    target = guard.wrap(make([ask("book", room=room) for room in "abcd"], [slow, cancel]), policies)
-    asyncio.run(closed_at(begun, enter, target))
+    return [slow, cancel]
+
+
+def wrapped(guard: Guard, make: Any, tools: list[Any]) -> Any:
+    policies = {"book": Policy(compensate=tools[1].func)}
+    return guard.wrap(make([ask("book", room=room) for room in "abcd"], tools), policies)
+
+
+@pytest.mark.parametrize("name", READ_IN_A_THREAD)
+def test_closing_a_stream_ends_its_kickoff(guard: Guard, world: list[object], name: str) -> None:
+    """When the call in flight is done, and then it is undone."""
+    make, enter = READ_IN_A_THREAD[name]
+    begun = threading.Event()
+    stream = enter(wrapped(guard, make, slow_shop(world, begun)))
+    next(iter(stream))
+    begun.wait(20)
+    stream.close()
     assert world == ["book a", "book b", "cancel b", "cancel a"]
     assert end_of(guard) == ("compensated", "interrupted")
+
+
+@pytest.mark.parametrize("name", AWAITED)
+def test_closing_an_awaited_stream_ends_its_kickoff(guard: Guard, world: list[object], name: str) -> None:
+    """Also where a thread works on it, which is waited for."""
+    make, enter = AWAITED[name]
+    begun = threading.Event()
+
+    async def closed() -> None:
+        made = enter(wrapped(guard, make, slow_shop(world, begun)))
+        stream = await made if asyncio.iscoroutine(made) else made
+        await anext(aiter(stream))
+        await asyncio.to_thread(begun.wait, 20)
+        await stream.aclose()
+        assert world == ["book a", "book b", "cancel b", "cancel a"]
+        assert end_of(guard) == ("compensated", "interrupted")
+
+    asyncio.run(closed())
 
 
 @pytest.fixture
