@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from sagaspan import Approval, ApprovalPending, AuditReport, ConfigurationError, Guard
+from sagaspan import Approval, ApprovalPending, AuditReport, ConfigurationError, Guard, SchemaOutdated
 from sagaspan import _owner as owner
 from sagaspan._accounts import Accounts
 from sagaspan.ledger import chain, contents
@@ -515,6 +515,16 @@ def test_a_content_of_no_known_format_is_found(ledger: Path, content: bytes) -> 
     """And not taken for nothing, as one of a later version would be."""
     do(ledger, "update audit set content = ? where event = 'claim'", values=(content,))
     assert any("are not what was recorded" in one.what for one in verified(ledger).findings)
+
+
+def test_a_guard_verifies_an_older_ledger_as_it_opens_one(tmp_path: Path) -> None:
+    """It migrates it where it would anyway, also if that is the first thing it is asked for."""
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"")
+    with pytest.raises(SchemaOutdated), Guard(f"sqlite:///{path}", migrate="check") as guard:
+        guard.audit.verify()
+    with Guard(f"sqlite:///{path}") as guard:
+        assert guard.audit.verify().ok
 
 
 # -- what was pruned, what is old --------------------------------------------------------------------------------------

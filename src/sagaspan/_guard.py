@@ -777,7 +777,7 @@ class Guard:
     @property
     def audit(self) -> Audit:
         """The audit trail of this namespace: whether it is as it was written, and a copy of it for others."""
-        return Audit(lambda: connect(self._store.url, create=False, migrate="check"), self._engine.namespace)
+        return Audit(lambda: self._connect(self._store.url, create=False), self._engine.namespace)
 
     @property
     def calls(self) -> Calls:
