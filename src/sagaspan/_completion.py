@@ -41,6 +41,7 @@ InForce = Callable[[], AbstractContextManager[None]]
 """Makes the run the current one: what a deferred body calls is a step of its run."""
 
 _SENT_BEFORE: Final = (CallState.RUNNING, CallState.FAILED, *IN_DOUBT)
+_UNSENT: Final = (CallState.SCHEDULED, *_SENT_BEFORE)
 _TO_UNDO: Final = (CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
 _NOT_OVER: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD)
 
@@ -244,7 +245,9 @@ async def _send(
     except (OutcomeUnknown, CallInProgress, ScopeFrozen) as error:
         now = await backend.io(engine.store.get_call, record.id)
         return _stopped(now or record, error, waiting)
-    return None if result.error is None else _stopped(result.record, result.error, waiting)
+    if result.error is None or result.record.state not in _UNSENT:  # who took this worker over has sent it
+        return None
+    return _stopped(result.record, result.error, waiting)
 
 
 def _stopped(call: CallRecord, error: BaseException, waiting: int) -> Stopped:
