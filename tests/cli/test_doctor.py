@@ -9,6 +9,10 @@ import pytest
 from tests.cli.conftest import Sagaspan
 
 
+def _found(sagaspan: Sagaspan) -> dict[str, str]:
+    return {finding["what"]: finding["found"] for finding in sagaspan("doctor", "--json").json}
+
+
 def test_a_new_machine_is_well(sagaspan: Sagaspan) -> None:
     """No ledger and no traces yet are no problem."""
     answer = sagaspan("doctor", "--json")
@@ -17,11 +21,14 @@ def test_a_new_machine_is_well(sagaspan: Sagaspan) -> None:
 
 
 @pytest.mark.usefixtures("day")
-def test_it_counts_what_is_there(sagaspan: Sagaspan) -> None:
+def test_it_counts_what_is_there(sagaspan: Sagaspan, home: Path) -> None:
     """Ledger and traces, with their places."""
-    found = {finding["what"]: finding["found"] for finding in sagaspan("doctor", "--json").json}
+    found = _found(sagaspan)
     assert "runs 3" in found["ledger"]
     assert "1 files" in found["traces"]
+    for name in ("rotated.jsonl.gz", "collector-2026-11-21T10-00-00.000.json", "collector.jsonl.zst", "index.duckdb"):
+        (home / "traces" / name).touch(mode=0o600)
+    assert "4 files" in _found(sagaspan)["traces"]
     assert found["adapter langchain"] == "sagaspan_langchain:adapter"
 
 

@@ -5,9 +5,14 @@ A terminal that obeyed any of it would show something else: text overwritten, co
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import pty
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pyte
@@ -17,9 +22,12 @@ from sagaspan import ApprovalDenied, ApprovalPending, ApprovalRequest, Guard, In
 from sagaspan._approvals import Approvals
 from sagaspan._characters import cells, folded, visible
 from sagaspan._console import Console
+from sagaspan.cli import _index
+from sagaspan.cli._options import Settings
 from sagaspan.cli._watch import listed
 from sagaspan.webhooks import question_of
 from tests.cli.conftest import Sagaspan
+from tests.index import lines
 from tests.test_rendering import HOSTILE
 
 COLUMNS: Final = 2000
@@ -216,6 +224,34 @@ def _printed(table: Any, columns: int) -> str:
     screen = io.StringIO()
     RichConsole(file=screen, width=columns, color_system=None).print(table)
     return screen.getvalue()
+
+
+@pytest.mark.parametrize("long", [True, False], ids=["long", "short"])
+def test_a_long_sync_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+    """On a terminal, on standard error, and only then: a short one leaves the terminal alone, and nothing stays."""
+    lines.write(tmp_path / "a.jsonl", *(lines.line(lines.span(number)) for number in range(200)))
+    monkeypatch.setattr(_index, "_SHOWN_FROM", 1 if long else 2**30)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("SAGASPAN_TRACE_DIR", str(tmp_path))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    master, slave = pty.openpty()
+    try:
+        with os.fdopen(slave, "w") as terminal, monkeypatch.context() as within:
+            within.setattr(sys, "stderr", terminal)
+            _index.synced_index(Settings())
+            terminal.flush()
+            os.set_blocking(master, False)
+            parts: list[bytes] = []
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    parts.append(os.read(master, 65_536))
+            shown = b"".join(parts).decode()
+    finally:
+        os.close(master)
+    assert ("reading traces" in shown) is long
+    screen = pyte.Screen(100, 5)
+    pyte.Stream(screen).feed(shown)
+    assert "".join(screen.display).strip() == ""
 
 
 def test_json_with_a_field_twice_is_no_edit(sagaspan: Sagaspan, guard: Guard, pay: Pay) -> None:

@@ -75,7 +75,7 @@ def _progress() -> Iterator[Any]:
             nonlocal bar
             if bar is None and total >= _SHOWN_FROM and done < total:
                 bar = started.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
-                bar.add_task("")
+                bar.add_task("", total=total)
             if bar is not None:
                 bar.update(bar.task_ids[0], completed=done, total=total)
 

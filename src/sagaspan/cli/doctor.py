@@ -119,7 +119,9 @@ def _traces(settings: Settings) -> Iterator[Finding]:
     if not folder.is_dir():
         yield Finding(what="traces", state="note", found=f"none at {folder}; call sagaspan.configure_tracing()")
         return
-    files = list(folder.glob("*.jsonl"))
+    from sagaspan.index.files import trace_files
+
+    files = trace_files(folder)  # those of a Collector too, and compressed ones
     size = sum(file.stat().st_size for file in files)
     yield Finding(what="traces", state="ok", found=f"{folder}: {len(files)} files, {size / 1e6:.1f} MB")
     exposed = [path for path in (folder, *files) if path.stat().st_mode & 0o077]
