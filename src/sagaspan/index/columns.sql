@@ -2,15 +2,15 @@
 
 comment on view traces is 'One row a trace.';
 comment on column traces."trace_id" is 'Its id, 32 hexadecimal digits.';
-comment on column traces."name" is 'The name of its root span; while that has not ended, of its earliest span.';
+comment on column traces."name" is 'The name of its root span; while that has not ended, of one of its spans.';
 comment on column traces."status" is 'The state of its run, if it has one; else `error` if any span is in error, else `ok`.';
 comment on column traces."started" is 'When its first span started.';
 comment on column traces."duration_ms" is 'From the first start to the last end.';
 comment on column traces."spans" is 'How many spans it has so far.';
 comment on column traces."errors" is 'How many of them are in error.';
 comment on column traces."cost_usd" is 'What its calls of models and tools cost, as far as spans say so.';
-comment on column traces."service_name" is 'The service of its first span.';
-comment on column traces."run_id" is 'The run of its first span.';
+comment on column traces."service_name" is 'The service of its root span, else of one of its spans.';
+comment on column traces."run_id" is 'The run of its root span, else of one of its spans.';
 
 comment on view runs is 'One row a run of sagaspan, over all traces that it had: a resumed run has one for each time.';
 comment on column runs."run_id" is 'The id of the run.';

@@ -85,11 +85,30 @@ order by requests desc;
 
 -- name: compensations
 -- What was undone, newest first, and what could not be.
-select run_id, tool, compensation, compensation_state, compensated, compensation_error
-from saga_steps
-where compensation is not null
-order by compensated desc
-limit 100;
+with undone as (
+    select *
+    from tool_calls
+    where phase = 'compensation'
+    qualify row_number() over (partition by run_id, compensates order by started desc) = 1
+    order by started desc
+    limit 100
+),
+forward as (
+    select call_id, any_value(tool) as tool
+    from tool_calls
+    where phase = 'forward' and call_id in (select compensates from undone)
+    group by call_id
+)
+select
+    undone.run_id,
+    forward.tool,
+    undone.tool as compensation,
+    undone.state as compensation_state,
+    undone.started as compensated,
+    undone.error_type as compensation_error
+from undone
+left join forward on forward.call_id = undone.compensates
+order by compensated desc;
 
 -- name: retried-calls
 -- Calls that took more than one attempt.

@@ -1,24 +1,38 @@
 -- The questions people ask, as views. Names after a dollar sign are the constants of semconv.py. Times are UTC,
 -- durations milliseconds. What each view and column means is said in columns.sql, and the docs are made from that.
 
+-- The first by time is looked for among the roots alone, of which there are few: of what has none any span will do.
 create view traces as
+with counted as (
+    select
+        trace_id,
+        arg_min({'name': name, 'service_name': service_name, 'run_id': run_id}, start_time) filter (
+            where parent_span_id is null
+        ) as root,
+        any_value(name) as some_name,
+        any_value(service_name) as some_service,
+        any_value(run_id) as some_run,
+        arg_max(state, end_time) filter (where is_run) as run_state,
+        min(start_time) as started,
+        max(end_time) as ended,
+        count(*) as spans,
+        count(*) filter (where status = 'ERROR') as errors,
+        sum(cost_usd) as cost_usd
+    from spans
+    group by trace_id
+)
 select
     trace_id,
-    coalesce(
-        arg_min(name, start_time) filter (where parent_span_id is null), arg_min(name, start_time), any_value(name)
-    ) as name,
-    coalesce(
-        arg_max(state, end_time) filter (where is_run), case when bool_or(status = 'ERROR') then 'error' else 'ok' end
-    ) as status,
-    min(start_time) as started,
-    (epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6 as duration_ms,
-    count(*) as spans,
-    count(*) filter (where status = 'ERROR') as errors,
-    sum(cost_usd) as cost_usd,
-    arg_min(service_name, start_time) as service_name,
-    arg_min(run_id, start_time) as run_id
-from spans
-group by trace_id;
+    coalesce(root.name, some_name) as name,
+    coalesce(run_state, case when errors > 0 then 'error' else 'ok' end) as status,
+    started,
+    (epoch_ns(ended) - epoch_ns(started)) / 1e6 as duration_ms,
+    spans,
+    errors,
+    cost_usd,
+    coalesce(root.service_name, some_service) as service_name,
+    coalesce(root.run_id, some_run) as run_id
+from counted;
 
 create view tool_calls as
 select
@@ -56,6 +70,7 @@ with counted as (
         any_value(run_name) as name,
         min(start_time) as started,
         (epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6 as duration_ms,
+        arg_max({'state': state, 'reason': reason, 'trace_id': trace_id}, end_time) filter (where is_run) as last,
         count(*) filter (
             where operation = '$OPERATION_EXECUTE_TOOL' and phase is distinct from '$PHASE_COMPENSATION'
                 and (outcome is null or outcome not in ('$OUTCOME_REPLAYED', '$OUTCOME_JOINED'))
@@ -71,12 +86,6 @@ with counted as (
         any_value(trace_id) as trace_id
     from spans
     where run_id is not null
-    group by run_id
-),
-ended as (
-    select run_id, arg_max({'state': state, 'reason': reason, 'trace_id': trace_id}, end_time) as last
-    from spans
-    where is_run and run_id is not null
     group by run_id
 ),
 undone as (
@@ -103,7 +112,6 @@ select
     conversation_id,
     coalesce(last.trace_id, trace_id) as trace_id
 from counted
-left join ended using (run_id)
 left join undone using (run_id);
 
 create view saga_steps as

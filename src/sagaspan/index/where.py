@@ -47,11 +47,12 @@ class Where:
         """The condition that a span fits, and its values."""
         return _joined([*self._bounds("start_time", "duration_ms"), *self._traits("{}")])
 
-    def of_traces(self) -> tuple[str, list[Any], str, list[Any]]:
-        """The condition that a span is of a trace that has such spans; and that such a trace fits; each with values."""
+    def of_traces(self) -> tuple[str, list[Any]]:
+        """The condition that a trace has such spans and fits, where spans are grouped by it, and its values."""
         duration = "(epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6"
-        some = self._traits("trace_id in (select trace_id from spans where {})")
-        return (*_joined(some), *_joined(self._bounds("min(start_time)", duration)))
+        # Counted in one pass over the spans: to look for the ids of such spans first took eight times as long.
+        some = self._traits("coalesce(bool_or({}), false)")
+        return _joined([*some, *self._bounds("min(start_time)", duration)])
 
     def _bounds(self, start: str, duration: str) -> list[_Condition]:
         bounds = (
@@ -93,11 +94,11 @@ def _joined(conditions: list[_Condition]) -> _Condition:
 
 def choose(connection: DuckDBPyConnection, where: Where) -> None:
     """Make the temporary table ``chosen``: the ids of the traces that fit, newest first."""
-    some, values, having, bounds = where.of_traces()
+    fits, values = where.of_traces()
     connection.execute(
-        f"create or replace temp table chosen as select trace_id from spans where trace_id is not null and {some} "  # noqa: S608 - our own conditions
-        f"group by trace_id having {having} order by min(start_time) desc nulls last, trace_id limit ? offset ?",
-        [*values, *bounds, where.limit, where.offset],
+        f"create or replace temp table chosen as select trace_id from spans where trace_id is not null "  # noqa: S608 - our own conditions
+        f"group by trace_id having {fits} order by min(start_time) desc nulls last, trace_id limit ? offset ?",
+        [*values, where.limit, where.offset],
     )
 
 
