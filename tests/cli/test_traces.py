@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
-from sagaspan import BudgetExceeded, Guard
+from sagaspan import BudgetExceeded, Guard, configure_tracing
 from sagaspan.index.lock import locked
+from sagaspan.testing import frozen_clock
 from tests.cli.conftest import Sagaspan
+from tests.telemetry import golden_stories as stories
 
 
 @pytest.mark.usefixtures("day")
@@ -208,3 +212,34 @@ def _pay(card: str) -> str:
     if card == "bad":
         raise CardDeclined("declined")
     return f"paid by {card}"
+
+
+def test_a_tree_says_what_happened_in_every_feature(
+    home: Path, sagaspan: Sagaspan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts, refusals and by what, waits, doubts, loops, what was undone and on whose wish; in a line each."""
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
+    provider, made = TracerProvider(shutdown_on_exit=False), list[Guard]()
+    configure_tracing("test", directory=home / "traces", tracer_provider=provider)
+
+    def make(**how: Any) -> Guard:
+        made.append(Guard(f"sqlite:///{tmp_path}/ledger-{len(made)}.db", tracer_provider=provider, **how))
+        return made[-1]
+
+    with frozen_clock():
+        for story in (stories.attempts, stories.compensation, stories.doubt, stories.refusals, stories.approval):
+            story(make)
+    for guard in made:
+        guard.close()
+    provider.shutdown()
+    traces = sagaspan("traces", "list", "-n", "50", "--json").json
+    shown = "\n".join(sagaspan("traces", "show", trace["trace_id"]).out for trace in traces)
+    for said in (
+        "done  2 attempts", "attempt 1", "Broken", "undoes pay", "on request", "needs_human  says unsure",
+        "says applied",
+        "refused: rate_limited", "told of a loop (repeat)", "refused: loop_detected", "wait for lock",
+        "refused: lock_conflict", "tool:often is frozen", "would be refused: budget_exceeded", "1 span\n",
+        "approved  by api after", "raise Broken",
+    ):  # fmt: skip
+        assert said in shown
+    assert "raise refusal(tool, verdict)" not in shown  # a refusal says what to do; its stack is our own code

@@ -43,7 +43,7 @@ def totals(spans: Sequence[Any]) -> str:
     errors = sum(span.status == "ERROR" for span in spans)
     costs = [span.cost_usd for span in spans if span.cost_usd is not None]
     facts = (
-        f"{len(spans)} spans",
+        "1 span" if len(spans) == 1 else f"{len(spans)} spans",
         f"{errors} errors" if errors > 1 else "1 error" if errors else "",
         f"{read} tokens in, {wrote} out" if read or wrote else "",
         cost(sum(costs)) if costs else "",
@@ -54,20 +54,22 @@ def totals(spans: Sequence[Any]) -> str:
 def facts_of(span: Any, tools: dict[str | None, str | None]) -> list[tuple[str, str]]:
     """What is said of a span behind its name, each with its style."""
     attributes = span.attributes
-    refused = span.status == "ERROR" and attributes.get(semconv.CALL_EXECUTED) == "false"
+    refused = _is_refused(span)
     undoes = attributes.get(semconv.CALL_COMPENSATES)
     outcome = attributes.get(semconv.IDEMPOTENCY_OUTCOME)
     tokens = f"{span.input_tokens} > {span.output_tokens} tokens" if span.input_tokens is not None else None
     notes = [
         (span.state, "red" if span.state in _BAD else "green"),
         (f"undoes {tools.get(undoes) or undoes}" if undoes else None, "yellow"),
-        (None if outcome == semconv.OUTCOME_EXECUTED else outcome, "cyan"),
+        (None if outcome in (semconv.OUTCOME_EXECUTED, span.state) else outcome, "cyan"),
         (_attempts(attributes.get(semconv.CALL_ATTEMPTS)), "magenta"),
         (tokens, "dim"),
         (None if span.cost_usd is None else cost(span.cost_usd), "dim"),
         (f"refused: {span.error_type}" if refused else plain_error(span.error_type), "red"),
         (_ruled(attributes), "red"),
+        (_looked(attributes), "cyan"),
         (_waited(attributes), "cyan"),
+        (_observed(attributes), "yellow"),
         (span.status_message, "red"),
     ]
     return [(visible(note), style) for note, style in notes if note]
@@ -81,7 +83,7 @@ def details(span: Any, *, stack: bool = True) -> Iterator[tuple[str, str]]:
         yield f"in: {short(span.input, _CONTENT)}", "dim"
     if span.output is not None:
         yield f"out: {short(span.output, _CONTENT)}", "dim"
-    if stack and span.stack:
+    if stack and span.stack and not _is_refused(span):  # whose stack is our own code, and whose message says it all
         yield "\n".join(span.stack.strip().splitlines()[-_STACK:]), "red dim"
 
 
@@ -136,7 +138,34 @@ def _attempts(number: str | None) -> str | None:
 
 def _ruled(attributes: Any) -> str | None:
     rule, scope = attributes.get(semconv.POLICY_RULE), attributes.get(semconv.BUDGET_SCOPE)
-    return f"rule {rule}" if rule else f"budget of {scope}" if scope else None
+    frozen = attributes.get(semconv.FREEZE_SCOPE)
+    return f"rule {rule}" if rule else f"budget of {scope}" if scope else f"{frozen} is frozen" if frozen else None
+
+
+def _is_refused(span: Any) -> bool:
+    from sagaspan.index.sql import refusal_types
+
+    return bool(span.error_type in refusal_types() and span.attributes.get(semconv.CALL_EXECUTED) == "false")
+
+
+def _observed(attributes: Any) -> str | None:
+    """What would have refused a call, of a guard that only observes."""
+    try:
+        kinds = json.loads(attributes.get(semconv.OBSERVED) or "[]")
+    except ValueError:
+        return None
+    return f"would be refused: {', '.join(map(str, kinds))}" if isinstance(kinds, list) and kinds else None
+
+
+def _looked(attributes: Any) -> str | None:
+    """What a probe said; what an agent was told of going in circles; who went on with a run."""
+    answer, loop = attributes.get(semconv.PROBE_ANSWER), attributes.get(semconv.LOOP_KIND)
+    by = attributes.get(semconv.RUN_ENTERED_BY)
+    if answer is not None:
+        return f"says {answer.replace('_', ' ')}"
+    if loop is not None:
+        return f"told of a loop ({loop})"
+    return {semconv.BY_RECOVERY: "recovered", semconv.BY_REQUEST: "on request"}.get(by)
 
 
 def _waited(attributes: Any) -> str | None:
