@@ -11,7 +11,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.tools import InjectedState, ToolRuntime
 from langchain_core._api import LangChainBetaWarning
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, Tool, ToolException, tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -193,33 +193,62 @@ SHAPES: dict[str, Callable[[], BaseTool]] = {
 ARGUMENTS = {"invalid": {"x": "many"}, "single": {"text": "t"}}
 
 
+async def _said(target: Any, way: str) -> Any:
+    """What an agent says, asked that way: messages, chunks, events and errors, without what is made up anew."""
+    config = {"metadata": {"m": "mine"}}
+    streamed: dict[str, Any] = {"stream_mode": ["values", "custom", "updates", "messages"]}
+    try:
+        match way:
+            case "invoke":
+                return _essence_of(target.invoke(ask(), config))
+            case "ainvoke":
+                return _essence_of(await target.ainvoke(ask(), config))
+            case "batch":
+                return [_essence_of(one) for one in target.batch([ask(), ask("again")], config)]
+            case "abatch":
+                return [_essence_of(one) for one in await target.abatch([ask()], config)]
+            case "stream":
+                return [_essence_of(chunk) for chunk in target.stream(ask(), config, **streamed)]
+            case "astream":
+                return [_essence_of(chunk) async for chunk in target.astream(ask(), config, **streamed)]
+            case _:
+                events = [event async for event in target.astream_events(ask(), config, version="v2")]
+                return [(one["event"], one["name"], one["tags"], _essence_of(one["data"])) for one in events]
+    except Exception as error:
+        return type(error), str(error)
+
+
+_MADE_UP = ("callbacks", "runtime", "id", "tool_call_id")
+
+
+def _essence_of(value: Any) -> Any:
+    """``value`` with the essence of each message in the place of that; what has an id is told by its type."""
+    if isinstance(value, BaseMessage):
+        return essence([value])[0]
+    if isinstance(value, dict):
+        return {name: _essence_of(item) for name, item in value.items() if name not in _MADE_UP}
+    if isinstance(value, list | tuple):
+        return [_essence_of(item) for item in value if not (isinstance(item, dict) and "langgraph_step" in item)]
+    return value if isinstance(value, str | int | float | bool | None) else type(value)
+
+
+WAYS = ("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "events")
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
-async def test_a_wrapped_agent_says_what_the_unwrapped_one_says(guard: Guard, shape: str, way: str) -> None:
-    """Messages, artifacts, statuses, streamed chunks and errors are equal."""
+async def test_a_wrapped_agent_says_what_the_unwrapped_one_says(guard: Guard, shape: str) -> None:
+    """Messages, artifacts, statuses, streamed chunks, events and errors are equal, in seven ways to ask."""
     built = SHAPES[shape]()
-
-    async def said(target: Any) -> Any:
-        config = {"metadata": {"m": "mine"}}
-        try:
-            if way == "invoke":
-                return essence(target.invoke(ask(), config)["messages"])
-            if way == "ainvoke":
-                return essence((await target.ainvoke(ask(), config))["messages"])
-            options = {"stream_mode": ["values", "custom"]}
-            if way == "stream":
-                chunks = list(target.stream(ask(), config, **options))
-            else:
-                chunks = [chunk async for chunk in target.astream(ask(), config, **options)]
-            return [(mode, essence(chunk["messages"]) if mode == "values" else chunk) for mode, chunk in chunks]
-        except Exception as error:
-            return type(error), str(error)
-
     agent = create_agent(model((built.name, ARGUMENTS.get(shape, {"x": 1}))), [built], store=InMemoryStore())
-    expected = await said(agent)
-    assert await said(guard.wrap(agent)) == expected
-    guarded_once = 0 if shape == "invalid" or (shape == "awaited" and way[0] != "a") else 1
-    assert len(calls_of(guard, guard.runs.list()[0].id)) == guarded_once
+    wrapped = guard.wrap(agent)
+    for number, way in enumerate(WAYS, 1):
+        expected = await _said(agent, way)
+        assert expected, way
+        assert await _said(wrapped, way) == expected, way
+        runs = guard.runs.list()
+        assert len(runs) == number + (number >= WAYS.index("batch") + 1), way
+        guarded_once = 0 if shape == "invalid" or (shape == "awaited" and way in ("invoke", "stream", "batch")) else 1
+        assert len(calls_of(guard, runs[0].id)) == guarded_once, way
 
 
 async def _outcome(do: Callable[[], Any]) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from langgraph.prebuilt import ToolNode
 from sagaspan import ConfigurationError, Guard
 from sagaspan_langchain._marks import guard_of
 from tests.adapters.langchain.scripts import ask, calls_of, model, model_calls_of, states
+from tests.adapters.langchain.test_differential import SHAPES
 
 World = list[Any]
 BOOK = ("book", {"city": "Rome"})
@@ -189,6 +192,17 @@ async def test_a_failure_undoes_what_the_agent_did(guard: Guard, world: World, s
     assert run.status == "compensated"
     assert [call.tool for call in calls_of(guard, run.id) if call.tool in ("book", "fail")] == ["book", "fail"]
     assert bool(model_calls_of(guard, run.id)) is (shape != "node's tools")
+
+
+def test_the_table_in_the_docs_is_what_is_tested() -> None:
+    """Each row is an agent of the test above, or of the one of ``GuardMiddleware``; each column a way to invoke it."""
+    text = (Path(__file__).parents[3] / "docs/langchain.md").read_text("utf-8")
+    header, _, *rows = re.findall(r"^\| (.*) \|$", text[text.index("## What is tested") :], re.MULTILINE)
+    assert header.split(" | ") == ["agent", *WAYS]
+    assert [row.split(" | ") for row in rows] == [
+        [shape, *["✓"] * len(WAYS)] for shape in (*BUILDERS, "GuardMiddleware")
+    ]
+    assert f"{len(SHAPES)} shapes of tools" in text
 
 
 @pytest.mark.parametrize("shape", BUILDERS)
