@@ -4106,7 +4106,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_GROWTH,
         old="        return self.came > self.at_first\n",
         new="        return False\n",
-        tests=(_CUT + "test_a_running_count_of_the_server_s_own_is_believed",),
+        tests=(_CUT + "test_a_call_by_hand_is_extended_and_cut",),
     ),
     Rule(
         section="(c) 4",

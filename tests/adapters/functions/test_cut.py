@@ -293,7 +293,8 @@ def test_a_limit_that_is_lowered_meanwhile_cuts(guard: Guard) -> None:
 
 
 def test_a_call_by_hand_is_extended_and_cut(guard: Guard) -> None:
-    """Whoever streams with another client says how far the answer has come."""
+    """Whoever streams with another client says how far the answer has come, and that much is booked."""
+    tokens = 0
     with (
         pytest.raises(BudgetExceeded),
         guard.run("r", id="r", budget="0.01 USD"),
@@ -303,6 +304,7 @@ def test_a_call_by_hand_is_extended_and_cut(guard: Guard) -> None:
         for tokens in range(1, 1500):
             call.cover(tokens)
     assert Decimal("0.0095") < guard.usage(run="r").spent <= Decimal("0.01")
+    assert guard.usage(run="r").spent == tokens * A_HUNDRED / 100
     assert guard.usage(run="r").reserved == 0
 
 
