@@ -135,6 +135,20 @@ def test_an_environment_that_says_nothing_is_refused(
         Guard(store_url)
 
 
+@pytest.mark.parametrize(("name", "meant"), [("BUGET", "BUDGET"), ("BUDGETS", "BUDGET"), ("LOOPS", "LOOP")])
+def test_a_variable_that_is_nearly_a_setting_is_refused(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    """A limit that is misspelt would not hold, and nobody would see it; other variables are none of ours."""
+    monkeypatch.setenv("SAGASPAN_OF_SOMEBODY_ELSE", "1")
+    Guard(store_url)
+    monkeypatch.setenv(f"SAGASPAN_{name}", "1")
+    with pytest.raises(
+        ConfigurationError, match=f"SAGASPAN_{name}, which is no setting; did you mean SAGASPAN_{meant}"
+    ):
+        Guard(store_url)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [("guard = 1", "[guard]"), ("[guard]\nbuget = '1 USD'", "did you mean budget"), ("[guard]\nloop = true", "loop"),

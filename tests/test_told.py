@@ -6,6 +6,7 @@ import pytest
 
 from sagaspan import (
     BudgetExceeded,
+    CircuitOpen,
     ConfigurationError,
     Guard,
     LockConflict,
@@ -36,6 +37,9 @@ def test_what_the_model_is_told() -> None:
     locked = told(LockConflict("held", lock="account:1", holder="run-1"))
     assert locked is not None
     assert (locked["status"], locked["retry"], locked["error"]) == ("refused", "later", "LockConflict")
+    broken = told(CircuitOpen("the bank fails"))  # by a layer of somebody's own
+    assert broken is not None
+    assert (broken["status"], broken["retry"]) == ("refused", "later")
     budget = BudgetExceeded("no", scope="run:r", limit=1, spent=1, reserved=0, requested=1)  # type: ignore[arg-type] # any number
     for error in (
         budget,

@@ -13,6 +13,7 @@ from typing import Any, Final
 from sagaspan.exceptions import (
     BudgetExceeded,
     CallInProgress,
+    CircuitOpen,
     LockConflict,
     LoopDetected,
     OutcomeUnknown,
@@ -39,7 +40,7 @@ def told(error: BaseException) -> dict[str, Any] | None:
     if isinstance(error, BudgetExceeded) and not error.in_flight:
         return None
     data: dict[str, Any] = {"status": _STATUS[error.tool_ran], "retry": "forbidden", "error": type(error).__name__}
-    if isinstance(error, RateLimited | CallInProgress | LockConflict | BudgetExceeded):
+    if isinstance(error, RateLimited | CallInProgress | LockConflict | CircuitOpen | BudgetExceeded):
         data["retry"] = "later"
     if isinstance(error, RateLimited):
         data["retry_after"] = error.retry_after

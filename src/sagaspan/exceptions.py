@@ -94,7 +94,11 @@ class LockConflict(Refused):
 
 
 class CircuitOpen(Refused):
-    """The tool failed too often lately; nothing was sent."""
+    """The tool failed too often lately; nothing was sent.
+
+    No layer of this package raises it: it is the word for one of yours that breaks a circuit, before ``call_next``. A
+    model is told to come back later.
+    """
 
 
 class BudgetExceeded(Refused):

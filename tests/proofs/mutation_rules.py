@@ -4069,6 +4069,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_CUT + "test_a_stream_of_rules_and_blanks_within_its_limit_is_never_cut",),
     ),
     Rule(
+        section="(c) 3",
+        rule="A limit that is misspelt in the environment does not look as if it held.",
+        file="src/sagaspan/_defaults.py",
+        old="    _check_names(variables)\n",
+        new="",
+        tests=("tests/test_defaults.py::test_a_variable_that_is_nearly_a_setting_is_refused",),
+    ),
+    Rule(
         section="(c) 6",
         rule="A word that a proxy cuts in two counts once.",
         file=_RUNNING,
