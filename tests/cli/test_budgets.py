@@ -97,6 +97,9 @@ def test_setting_says_what_is_used(sagaspan: Sagaspan, guard: Guard, spent: None
         "user:42: 20 USD/day from the next call on, 4.0035 USD of it used, set by ops\\u{1b}[2J; "
         "before: 10 USD/day, set by boss for user:*.\n  beside it holds: 100 calls, set by boss for user:*.\n"
     )
+    assert "3 USD/day from the next call on, 4.0035 USD of it used, nothing is left, set by" in (
+        sagaspan("budgets", "set", "user:42", "3 USD/day").out
+    )
     (account,) = sagaspan("budgets", "set", "user:42", "5 USD/day", "--soft", "90", "--watch", "--json").json
     assert (account["hard"], account["limit"], account["remaining"]) == (False, "5", "0.9965")
 
@@ -104,7 +107,7 @@ def test_setting_says_what_is_used(sagaspan: Sagaspan, guard: Guard, spent: None
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [(("user:42", "20"), "unit"), (("usr:42", "20 USD"), "user:42"), (("user:42", "0.5 calls"), "0.5"),
-     (("user:42", "nan USD"), "nan"), (("user:42", "5 USD/day", "--per", "hour"), "day"),
+     (("user:42", "nan USD"), "nan"), (("user:42", "5 USD/day", "--per", "day"), "leave --per day out"),
      (("user:42", "10 min"), "wall clock"), (("user:42", "-1 USD"), "'-1 USD' is no amount"),
      (("user:42", "-.5 USD", "--per", "day"), "is no amount"), (("user:42", "-$1"), "is no amount"),
      (("user:42 ", "1 USD"), "write 'user:42'")],

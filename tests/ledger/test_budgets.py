@@ -108,6 +108,7 @@ def test_a_limit_set_at_run_time_holds_at_the_next_claim(store_url: str) -> None
         buy(3)
     assert caught.value.scope == "user:42"
     assert caught.value.resets_at is not None
+    assert str(caught.value).splitlines()[0].endswith("or raise it: sagaspan budgets set user:42 AMOUNT --per day")
     with guard.run("d", id="d", user="43"):
         buy(4)
     operator.set_budget("user:*", "0 USD/day")

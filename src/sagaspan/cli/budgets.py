@@ -80,8 +80,8 @@ def set_budget(
     Several at once: "20 USD, 100 calls".
 
     It holds from the next call on in every process, also of a scope that was never used. A SCOPE may be a glob:
-    "user:*" gives each user their own. What calls on record have used counts, of now's hour, day or month, or of all
-    time. Less than what is used already admits nothing until there is room again.
+    "user:*" gives each user their own. What calls on record have used counts: in the present hour, day or month, or
+    ever without one. Less than what is used already admits nothing until there is room again.
 
     Limits of other units and windows hold beside it. Of those of its own the most specific SCOPE that was set holds:
     user:42 before "user:4*" before "user:*". It replaces what programs declare of that SCOPE or of a broader one; what
@@ -101,6 +101,7 @@ def set_budget(
     for account in is_set:
         used = f"{_amount(account.spent, account)} of it used, " if account.spent or account.reserved else ""
         was = before.get((account.unit, account.window))
+        used = f"{used}nothing is left, " if used and account.hard and not account.remaining else used
         instead = "" if was is None or was.limit is None else f"; before: {_limit(was)}, {_origin(was, ago=False)}"
         by = visible(account.set_by)
         say(f"{visible(account.scope)}: {_limit(account)} from the next call on, {used}set by {by}{visible(instead)}.")
@@ -166,7 +167,11 @@ def fsck(context: click.Context, settings: Settings, namespace: str | None) -> N
 def _budgets(amount: str, per: str | None, soft: tuple[int, ...], watch: bool) -> list[Any]:
     """What was typed as budgets; raises ``ConfigurationError``."""
     from sagaspan.budget import Budget
+    from sagaspan.exceptions import ConfigurationError
 
+    said = next((part.strip() for part in amount.split(",") if per and ("/" in part or " per " in part)), None)
+    if said is not None:
+        raise ConfigurationError(f"{said!r:.60} says itself how long it lasts; leave --per {per} out")
     options = {"hard": not watch, **({"soft": soft} if soft else {})}
     return [Budget(f"{part.strip()}/{per}" if per else part, **options) for part in amount.split(",")]
 

@@ -8,6 +8,7 @@ its claim refused, reads the limits and claims again. Nothing is looked up other
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -293,7 +294,7 @@ class Limits:
             f"{what} {show_amount(change.amount, unit)}, and the budget of "
             f"{wanted.scope!r} ({show_amount(limit, unit)}{f'/{window}' if window else ''}) has "
             f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. "
-            f"{_when_ended(room, wanted.scope) if room.in_flight else _remedy(call, wanted, resets)}",
+            f"{_when_ended(room, wanted) if room.in_flight else _remedy(call, wanted, resets)}",
             scope=wanted.scope,
             limit=in_units(limit, unit),
             spent=in_units(used, unit),
@@ -307,10 +308,16 @@ class Limits:
 _REMEMBERED: Final = 10_000
 
 
-def _when_ended(room: Room, scope: str) -> str:
+def _when_ended(room: Room, wanted: BudgetRecord) -> str:
     if not room.why:
         return "The run goes on: call again when they have ended, or let fewer calls run at once"
-    return f"{room.why}. The run goes on: reserve less around it, or raise it: sagaspan budgets set {scope} AMOUNT"
+    return f"{room.why}. The run goes on: reserve less around it, or {_raised(wanted)}"
+
+
+def _raised(wanted: BudgetRecord) -> str:
+    """How a limit is raised: of just that window, for one of another takes nothing of it back."""
+    per = f" --per {wanted.window}" if wanted.window else ""
+    return f"raise it: sagaspan budgets set {shlex.quote(wanted.scope)} AMOUNT{per}"
 
 
 def row_of(namespace: str, scope: str, budget: Budget, at_us: int) -> BudgetRecord:
@@ -359,7 +366,7 @@ def _and_reserved(reserved: int, unit: Unit) -> str:
 
 
 def _remedy(call: Call, record: BudgetRecord, resets_us: int | None) -> str:
-    raised = f"raise it: sagaspan budgets set {record.scope} AMOUNT"
+    raised = _raised(record)
     if record.scope == _scope_of_tool_in_run(call) and call.tool.policy.max_calls is not None:
         raised = f"raise max_calls in the policy of {call.tool.name!r}, or of this run alone{raised[8:]}"
     if resets_us is None:
