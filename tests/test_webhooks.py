@@ -279,6 +279,8 @@ WRONG = {
     "another word": _says(decision="yes"),
     "a field more": _says(approved=True),
     "an edit of nothing": _says(decision="edit"),
+    "an edit of a type that nobody knows": _says(decision="edit", arguments={"amount": {"$type": "x"}, "to": "eve"}),
+    "an edit that nobody can record": _says(decision="edit", arguments={"amount": 5, "to": "\ud800"}),
     "another type": _says(type="approval.request"),
     "our own question back": lambda q, m: (200, *_signed(q)),
     "two of one field": _twice,

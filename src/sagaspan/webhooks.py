@@ -149,7 +149,12 @@ def _answer(data: Mapping[str, Any], by: str, roles: tuple[str, ...]) -> Approve
     if decision == "deny" and arguments is None:
         return Deny(_text(data, "reason") if data.get("reason") else None, by=by)
     if decision == "edit" and isinstance(arguments, dict):
-        values = {name: codecs.decode(codecs.dump(value)) for name, value in arguments.items()}
+        try:
+            values = {name: codecs.decode(codecs.dump(value)) for name, value in arguments.items()}
+            for name, value in values.items():
+                codecs.to_json(value, name)
+        except ValueError as problem:
+            raise Refused(f"its arguments cannot be recorded ({problem})") from problem
         return Edit(values, by=by, roles=roles, assurance="webhook")
     raise Refused("its decision is not 'approve', 'deny', or 'edit' with all arguments")
 

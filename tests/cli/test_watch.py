@@ -12,6 +12,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pyte
@@ -22,6 +23,7 @@ from sagaspan import _owner as owner
 from sagaspan._approvals import Approvals
 from sagaspan._characters import cells
 from sagaspan.cli._watch import Watch, listed
+from sagaspan.stores import connect
 
 
 class Terminal:
@@ -159,6 +161,29 @@ def test_what_nobody_can_record_is_asked_again(view: Approvals, guard: Guard, pa
     watch._read = lambda _: next(typed)
     watch._decide(request)
     assert (str(view.get(request.id).state), view.get(request.id).reason) == ("denied", None)
+
+
+def test_what_cannot_be_decided_here_is_said(store_url: str, capsys: Any) -> None:
+    """What is encrypted is for who has the codec; the watcher goes on."""
+    guard = Guard(store_url, codec=_Codec(), approver="inbox")
+    request_id = _ask(guard.tool("pay", approve=True)(lambda amount: amount), 1)
+    guard.close()
+    with closing(connect(store_url)) as store:
+        watch = Watch(Approvals(store, channel="cli"), store, roles=(), interval=0.01)
+        typed = ["d", "too much"]
+        watch._read = lambda _: typed.pop(0)
+        request = watch._view.get(request_id)
+        watch._decide(request)
+        assert watch._view.get(request_id).state == "pending"
+    assert "there is no codec here" in " ".join(capsys.readouterr().out.split())
+
+
+class _Codec:
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        return data[::-1]
 
 
 def test_every_change_is_told_once(view: Approvals, guard: Guard, pay: Pay) -> None:

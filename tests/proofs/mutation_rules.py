@@ -3378,6 +3378,22 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_NOTIFIED + "test_who_dies_before_it_is_taken_away_has_it_sent_again",),
     ),
     Rule(
+        section="(d)",
+        rule="Who watches goes on watching though something cannot be decided here.",
+        file="src/sagaspan/cli/_watch.py",
+        old="        except (ResolutionError, ConfigurationError) as error:\n",
+        new="        except ResolutionError as error:\n",
+        tests=("tests/cli/test_watch.py::test_what_cannot_be_decided_here_is_said",),
+    ),
+    Rule(
+        section="(d) 5",
+        rule="A reply that nobody can record decides nothing.",
+        file=_WEBHOOK,
+        old="                codecs.to_json(value, name)\n        except ValueError as problem:\n",
+        new="                codecs.to_json(value, name)\n        except KeyError as problem:\n",
+        tests=(_WEBHOOKS + "test_what_is_no_signed_answer_to_this_question_decides_nothing",),
+    ),
+    Rule(
         section="notifications",
         rule="Who answers a byte now and then holds no thread.",
         file="src/sagaspan/_deadline.py",

@@ -20,7 +20,7 @@ from sagaspan._console import Console
 from sagaspan.approvers import LATER, Approve, Deny, Edit
 from sagaspan.cli._decided import what_follows
 from sagaspan.cli._render import console, lately, say, visible
-from sagaspan.exceptions import ResolutionError
+from sagaspan.exceptions import ConfigurationError, ResolutionError
 from sagaspan.ledger.records import ApprovalState
 from sagaspan.rendering import render_subject
 
@@ -109,7 +109,7 @@ class Watch:
             return
         try:
             decided = self._carried_out(now, Console(read=self._read).decide(now))
-        except ResolutionError as error:
+        except (ResolutionError, ConfigurationError) as error:
             say(visible(error), "red")
             return
         if decided is not None:
