@@ -154,14 +154,16 @@ def _restored(base: Any) -> Any:
 
 
 def _refuse_two_records(run: Run) -> None:
-    """Refuse to go on from a checkpoint in a run that goes on too; raises ``ConfigurationError``.
+    """Refuse to go on from a checkpoint, or after a human's feedback, in a run that goes on too.
 
-    The one skips what it did, the other answers it: an equal call of a later task would be answered for one skipped.
+    Raises ``ConfigurationError``. The one skips what it did, the other answers it: an equal call of a later task would
+    be answered for one skipped.
     """
     if run.resumed:
         error = ConfigurationError(
-            f"a checkpoint of CrewAI's and the run {run.id!r}, which is resumed, both say what was done: kick the crew "
-            "off without the checkpoint, and the run answers what is done; or from the checkpoint, in a run of its own"
+            f"a checkpoint of CrewAI's (or a flow that waited for feedback) and the run {run.id!r}, which is resumed, "
+            "both say what was done: kick the crew off without the checkpoint, and the run answers what is done; or go "
+            "on from the checkpoint, in a run of its own"
         )
         run.can_resume_after(error)
         raise error
@@ -252,7 +254,7 @@ def _kickoff(session: Session) -> Iterator[None]:
 
 def _session(self: Any, run: Run, errand: interrupts.Errand | None) -> Session:
     wiring, outer = _wiring(self), session_in_force.get()
-    if getattr(self, "checkpoint_kickoff_event_id", None) is not None:
+    if getattr(self, "checkpoint_kickoff_event_id", None) is not None or getattr(self, "pending_feedback", None):
         _refuse_two_records(run)
     tools = wiring.tools.within(None if outer is None else outer.tools)
     for tool in found_in(self).tools:  # an item of a batch may have tools of its own, and so has what was added since

@@ -84,6 +84,7 @@ _CREW_STOPS = "tests/adapters/crewai/test_stops.py::"
 _CREW_ENDS = "tests/adapters/crewai/test_ends.py::"
 _CREW_FEATURES = "tests/adapters/crewai/test_features.py::"
 _CREW_MODELS = "tests/adapters/crewai/test_models.py::"
+_CREW_CHECKPOINTS = "tests/adapters/crewai/test_checkpoints.py::"
 _CREW_STREAMS = "tests/adapters/crewai/test_streams.py::"
 _AMOUNTS = "src/sagaspan/amounts.py"
 _BUDGET = "src/sagaspan/budget.py"
@@ -3876,9 +3877,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_CREWAI + "_twins.py",
         old='            "off without the checkpoint, and the run answers what is done; or from the checkpoint, in a run of its own"\n        )\n        run.can_resume_after(error)\n        raise error\n',
         new='            "off without the checkpoint, and the run answers what is done; or from the checkpoint, in a run of its own"\n        )\n        run.can_resume_after(error)\n',
-        tests=(
-            "tests/adapters/crewai/test_checkpoints.py::test_a_checkpoint_does_not_go_on_in_a_run_that_goes_on_too",
-        ),
+        tests=(_CREW_CHECKPOINTS + "test_a_checkpoint_does_not_go_on_in_a_run_that_goes_on_too",),
     ),
     Rule(
         section="design 3",
@@ -3903,6 +3902,14 @@ RULES: Final[tuple[Rule, ...]] = (
         old="    call.__enter__()\n    if call.tells:",
         new="    if call.tells:",
         tests=(_CREW_MODELS + "test_a_provider_is_not_asked_beyond_the_budget",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A flow of CrewAI's that waited for feedback does not go on in a run that goes on as well.",
+        file=_CREWAI + "_twins.py",
+        old='or getattr(self, "pending_feedback", None):',
+        new="or False:",
+        tests=(_CREW_CHECKPOINTS + "test_a_flow_that_waited_for_feedback_goes_on_in_a_run_of_its_own",),
     ),
     Rule(
         section="design 3",

@@ -1,4 +1,4 @@
-"""CrewAI's own checkpoints: a wrapped crew goes on from one, guarded; not in a run that goes on as well."""
+"""What CrewAI keeps of its own: a wrapped crew or flow goes on from it, guarded; not in a run that goes on as well."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 from crewai import Agent, Crew, Task
 from crewai.events import crewai_event_bus
+from crewai.flow.async_feedback import HumanFeedbackPending
+from crewai.flow.flow import Flow, listen, start
+from crewai.flow.human_feedback import human_feedback
+from crewai.flow.persistence import SQLiteFlowPersistence, persist
 from crewai.state.checkpoint_config import CheckpointConfig
 from crewai.tools import BaseTool
 
 from sagaspan import ApprovalPending, ConfigurationError, Guard, Policy
+from tests.adapters.crewai.scripts import ask, crew_of
 from tests.adapters.crewai.test_models import of_openai
-from tests.adapters.crewai.test_tools import states
+from tests.adapters.crewai.test_tools import pay_tool, states
 from tests.providers.replies import Reply, ToolCall
 from tests.providers.server import ModelServer
 
@@ -95,3 +100,72 @@ def test_a_checkpoint_does_not_go_on_in_a_run_that_goes_on_too(
     model_server.say(pays(1), Reply(text="one"), pays(2), Reply(text="two"))
     assert guard.wrap(make(), ASKED, run_id="trip").kickoff().raw == "two"
     assert WORLD == [1, 2]
+
+
+# -- flows -------------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """Somebody whose feedback takes days."""
+
+    def request_feedback(self, context: Any, flow: Any) -> str:
+        raise HumanFeedbackPending(context=context)
+
+
+@pytest.fixture
+def trips(tmp_path: Path, world: list[object]) -> tuple[type[Flow[Any]], SQLiteFlowPersistence]:
+    store = SQLiteFlowPersistence(str(tmp_path / "flows.db"))
+    pay = pay_tool(world)
+
+    class Trip(Flow[Any]):
+        @start()
+        @human_feedback(message="go on?", provider=Slow())  # type: ignore[arg-type]
+        def first(self) -> Any:
+            return crew_of([ask("pay", amount=1)], [pay]).kickoff().raw
+
+        @listen(first)
+        def second(self) -> Any:
+            return crew_of([ask("pay", amount=1), ask("pay", amount=2)], [pay]).kickoff().raw
+
+    return persist(store)(Trip), store
+
+
+def test_a_flow_that_waited_for_feedback_goes_on_in_a_run_of_its_own(
+    guard: Guard, world: list[object], trips: tuple[type[Flow[Any]], SQLiteFlowPersistence]
+) -> None:
+    kind, store = trips
+    waiting = guard.wrap(kind(), {"pay": Policy(effect="write")}, run_id="trip").kickoff()
+    assert isinstance(waiting, HumanFeedbackPending)
+    again = kind.from_pending(waiting.context.flow_id, store)
+    with pytest.raises(ConfigurationError, match="both say what was done"):
+        guard.wrap(again, run_id="trip").resume("yes")
+    assert world == [1]
+    assert guard.wrap(again, run_id="the rest").resume("yes") == "done"
+    assert world == [1, 1, 2]
+    assert {run.id: str(run.status) for run in guard.runs.list()} == {"trip": "completed", "the rest": "completed"}
+
+
+def test_a_flow_that_is_persisted_does_nothing_twice_in_the_same_run(
+    guard: Guard, world: list[object], tmp_path: Path
+) -> None:
+    """It begins anew, with its state, and is answered with what it did."""
+    pay = pay_tool(world)
+
+    @persist(SQLiteFlowPersistence(str(tmp_path / "flows.db")))
+    class Trip(Flow[Any]):
+        @start()
+        def first(self) -> None:
+            self.state["paid"] = crew_of([ask("pay", amount=1)], [pay]).kickoff().raw
+
+        @listen(first)
+        def second(self) -> Any:
+            return crew_of([ask("pay", amount=2)], [pay]).kickoff().raw
+
+    flow = Trip()
+    with pytest.raises(ApprovalPending) as pending:
+        guard.wrap(flow, ASKED, run_id="trip").kickoff()
+    guard.approvals.approve(pending.value.approval_id)
+    again = guard.wrap(Trip(), ASKED, run_id="trip")
+    assert again.kickoff(inputs={"id": flow.flow_id}) == "done"
+    assert again.state["paid"] == "done"
+    assert world == [1, 2]

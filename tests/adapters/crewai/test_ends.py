@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from crewai import Crew, Task
 from crewai.tools import tool
 
 from sagaspan import BudgetExceeded, Guard, LoopDetected, Policy, RunClosed
 from sagaspan_crewai._interrupts import ctrl_c
 from sagaspan_crewai._session import session_in_force
 from tests.adapters.crewai.entries import ENTRIES, asynchronous, prepared
-from tests.adapters.crewai.scripts import ask, crew_of
+from tests.adapters.crewai.scripts import agent_of, ask, crew_of
 from tests.adapters.crewai.test_stops import shop
+from tests.adapters.crewai.test_tools import states
 
 BOOK = Policy(compensate="cancel", cost="1 USD", approve="room == 'forbidden'")
 
@@ -166,3 +168,45 @@ def test_a_tool_that_exits_ends_it_as_that(guard: Guard, world: list[object], ma
     with pytest.raises(SystemExit, match="3"):
         target.kickoff()
     assert world == ["book a", "cancel a"]
+
+
+# -- a tool that does not return -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "timeout"), [("Patient", 0.2), ("Hasty", None)])
+def test_a_tool_that_does_not_return_holds_the_run(
+    guard: Guard, world: list[object], first: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CrewAI waits for it, as it always did, unless it has a ``timeout``; else leaving the run waits 30 s."""
+    monkeypatch.setattr("sagaspan._run.GRACE_SECONDS", 0.2)
+    begun, released = threading.Event(), threading.Event()
+
+    @tool("hang")
+    def hang(room: str) -> str:
+        """Hang."""
+        begun.set()
+        released.wait(60)
+        world.append(f"hang {room}")
+        return "late"
+
+    def price(room: str) -> str:
+        begun.wait(20)
+        return "9 USD"
+
+    agents = [
+        agent_of([ask("hang", room="s")], [hang], role="Patient"),
+        agent_of([ask("book", room="dear")], shop(world), role="Hasty"),
+    ]
+    agents.sort(key=lambda agent: agent.role != first)
+    jobs = [Task(description="do", expected_output="x", agent=agent, async_execution=True) for agent in agents]
+    last = Task(description="sum up", expected_output="x", agent=agent_of([], role="Last"))
+    policies = {"book": Policy(compensate="cancel", cost=price), "hang": Policy(effect="write", timeout=timeout)}
+    crew = guard.wrap(Crew(agents=agents, tasks=[*jobs, last]), policies, budget="1 USD")
+    with pytest.raises(BudgetExceeded) as stopped:
+        crew.kickoff()
+    assert world == []
+    assert end_of(guard) == ("held", "budget")
+    assert "nobody knows whether 'hang' happened" in stopped.value.__notes__[0]
+    released.set()
+    until(lambda: states(guard) == [("hang", "done")])
+    assert states(guard) == [("hang", "done")]

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from crewai import LLM, Agent, BaseLLM, Crew, Process, Task
+from crewai.telemetry import Telemetry
 from crewai.tools import tool
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import BudgetExceeded, Guard, PolicyDenied
@@ -190,3 +193,27 @@ def test_a_kickoff_that_was_stopped_says_so_on_its_spans(
         guard.wrap(crew_of([ask("pay", amount=1)], [pay]), budget="1 calls").kickoff()
     errors = {span.name: (span.attributes or {}).get("error.type") for span in spans.get_finished_spans()}
     assert errors["invoke_workflow crew"] == errors["sagaspan crew"] is not None
+
+
+def test_nothing_of_ours_goes_through_crewais_own_providers(
+    tmp_path: Path, provider: TracerProvider, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which reports of its own to its makers, unless that is turned off; the global provider is not ours to set."""
+    sent = InMemorySpanExporter()
+    its_own = TracerProvider(shutdown_on_exit=False)
+    its_own.add_span_processor(SimpleSpanProcessor(sent))
+    monkeypatch.delenv("CREWAI_DISABLE_TELEMETRY")
+    for name, value in {"provider": its_own, "ready": True, "trace_set": True}.items():
+        monkeypatch.setattr(Telemetry(), name, value, raising=False)
+    before = trace.get_tracer_provider()
+    with Guard(f"sqlite:///{tmp_path}/ledger.db", tracer_provider=provider) as guard:
+        guard.wrap(crew_of([ask("pay", amount=1)], [pay])).kickoff()
+    assert trace.get_tracer_provider() is before
+    assert {scope_of(span) for span in spans.get_finished_spans()} == {"sagaspan"}
+    reported = {scope_of(span) for span in sent.get_finished_spans()}
+    assert reported
+    assert "sagaspan" not in reported
+
+
+def scope_of(span: ReadableSpan) -> str | None:
+    return None if span.instrumentation_scope is None else span.instrumentation_scope.name
