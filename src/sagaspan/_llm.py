@@ -146,8 +146,9 @@ class LlmCall:
         """Say what the call used: the provider's response (or its usage), or the fields of ``Usage``.
 
         It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``,
-        also for a response that says nothing, as None: what is unknown is not nothing.
+        also outside the block, and for a response that says nothing, as None: what is unknown is not nothing.
         """
+        self._check_open()
         if response is _NOT_GIVEN and not counts:
             raise ConfigurationError(
                 f"settle() does not say what the call of {self.model!r} used; "
@@ -163,6 +164,17 @@ class LlmCall:
             )
         self._usage, self._cost = usage, self._price_of(usage)
         return self._cost
+
+    def _check_open(self) -> None:
+        """Refuse what would be said to nobody: nothing is booked before the block, nor changed after it."""
+        if self._call is None:
+            raise ConfigurationError(
+                f"the call of {self.model!r} was not begun; settle it in its block: with guard.llm_call(...) as call"
+            )
+        if self._is_over:
+            raise ConfigurationError(
+                f"the call of {self.model!r} was booked when its block was left; settle it before, in the block"
+            )
 
     @property
     def tells(self) -> bool:

@@ -348,3 +348,15 @@ def test_what_is_no_name_of_a_model_is_refused(guard: Guard, model: Any) -> None
     for wrong in (guard.llm_call, guard.llm):
         with pytest.raises(ConfigurationError, match=r"model=.* is "):
             wrong(model)
+
+
+def test_what_is_said_outside_the_block_is_refused(guard: Guard) -> None:
+    """It would be said to nobody: before it nothing is counted, and after it all that was reserved is booked."""
+    call = guard.llm_call("cheap", input_tokens=10, max_output_tokens=10)
+    with pytest.raises(ConfigurationError, match="was not begun; settle it in its block"):
+        call.settle(input_tokens=1, output_tokens=1)
+    with call:
+        pass
+    with pytest.raises(ConfigurationError, match="was booked when its block was left"):
+        call.settle(input_tokens=1, output_tokens=1)
+    assert guard.usage(model="cheap").output_tokens == 10

@@ -4100,6 +4100,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=("tests/test_defaults.py::test_a_variable_that_is_nearly_a_setting_is_refused",),
     ),
     Rule(
+        section="(c) 4",
+        rule="What is said of a call outside its block is not lost in silence.",
+        file=_LLM,
+        old="        self._check_open()\n",
+        new="",
+        tests=(_METERING + "test_what_is_said_outside_the_block_is_refused",),
+    ),
+    Rule(
         section="(c) 6",
         rule="A word that a proxy cuts in two counts once.",
         file=_RUNNING,
