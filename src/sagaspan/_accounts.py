@@ -102,9 +102,12 @@ class Accounts:
         """
         assert self._namespace is not None  # noqa: S101 - limits are of one namespace
         changes = limit_changes(self._namespace, scope, budget, actor=actor)
+        # At once, and only then what was used: to add that up takes seconds where a window has a million calls.
+        self._store.commit(changes, synced=True)
         budgets = tuple(budget_of(change.record) for change in changes)
         used = carried(self._store, self._namespace, scope, budgets, changes[0].record.at_us)
-        self._store.commit([*changes, *used], synced=True)
+        if used:
+            self._store.commit(used, synced=True)
 
     def unset(
         self, scope: str, *, unit: str | None = None, per: str | None = None, actor: str | None = None

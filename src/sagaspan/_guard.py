@@ -595,8 +595,9 @@ class Guard:
     def set_budget(self, scope: str, budget: Budgets, *, actor: str | None = None) -> None:
         """Set what may be used of a scope (or a glob, ``"user:*"``) from now on, in every process over this store.
 
-        It holds at the next claim, whether or not the scope was ever used, and over what a guard declares in the same
-        unit and window. Raises ``ConfigurationError`` or ``StoreError``.
+        It holds at the next claim, whether or not the scope was ever used, in the place of what a guard declares of
+        that scope, or of a broader glob, in the same unit and window; what calls on record have used in the window
+        counts. Raises ``ConfigurationError`` or ``StoreError``.
         """
         self.budgets.set(scope, budget, actor=actor)
 

@@ -4421,8 +4421,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c)",
         rule="A limit that is set counts what was used already.",
         file="src/sagaspan/_accounts.py",
-        old="        self._store.commit([*changes, *used], synced=True)",
-        new="        self._store.commit(changes, synced=True)",
+        old="        if used:\n            self._store.commit(used,",
+        new="        if False:\n            self._store.commit(used,",
         tests=(_ACCOUNTS + "test_what_was_used_before_a_limit_was_set_counts",),
     ),
     Rule(
