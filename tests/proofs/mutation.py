@@ -33,7 +33,9 @@ from typing import Final
 from tests.proofs.mutation_rules import RULES, Rule
 
 ROOT: Final = Path(__file__).parents[2]
-COPIED: Final = ("src", "adapters", "tests", "examples", "docs", "pyproject.toml", "README.md")
+COPIED: Final = (
+    "src", "adapters", "tests", "examples", "docs", "dashboards", "otel-collector.yaml", "pyproject.toml", "README.md",
+)  # fmt: skip
 HUNG_SECONDS: Final = 120
 """A test that guards a rule fails by itself; one that only hangs tells nobody what is broken."""
 

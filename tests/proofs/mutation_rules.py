@@ -5002,4 +5002,28 @@ RULES: Final[tuple[Rule, ...]] = (
         new="    except MemoryError as error:\n",
         tests=("tests/cli/test_policy.py::test_a_file_that_is_none",),
     ),
+    Rule(
+        section="otel 5",
+        rule="The Collector drops what was said and done before it keeps or sends anything.",
+        file="otel-collector.yaml",
+        old="      processors: [memory_limiter, transform/content, redaction]\n",
+        new="      processors: [memory_limiter, redaction]\n",
+        tests=("tests/test_collector.py::test_memory_is_limited_first_and_content_goes_before_anything_is_kept",),
+    ),
+    Rule(
+        section="otel 5",
+        rule="The Collector masks what looks like a card number.",
+        file="otel-collector.yaml",
+        old="      - \\b(?:4[0-9]{12}(?:[0-9]{3})?|5[1-5][0-9]{14}|",
+        new="      - \\b(?:4[0-9]{11}|5[1-5][0-9]{14}|",
+        tests=("tests/test_collector.py::test_what_looks_like_a_secret_is_masked_and_an_id_is_not",),
+    ),
+    Rule(
+        section="otel 5",
+        rule="Sampling keeps every trace with a run.",
+        file="otel-collector.yaml",
+        old="""span.attributes["sagaspan.run.id"]""",
+        new="""span.attributes["sagaspan.run"]""",
+        tests=("tests/test_collector.py::test_sampling_keeps_what_we_emit_under_the_names_that_we_use",),
+    ),
 )

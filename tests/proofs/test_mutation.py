@@ -42,7 +42,8 @@ def test_every_rule_can_be_broken(rule: Rule) -> None:
     text = (ROOT / rule.file).read_text(encoding="utf-8")
     broken = patched(rule, text)
     assert broken is not None, f"found {text.count(rule.old)} times in {rule.file}:\n{rule.old}"
-    compile(broken, rule.file, "exec")
+    if rule.file.endswith(".py"):
+        compile(broken, rule.file, "exec")
     assert rule.tests
     for test in rule.tests:
         file, _, name = test.partition("::")

@@ -71,7 +71,7 @@ def _made(service_name: str | None) -> MeterProvider:
 
 
 def _resource(service_name: str | None) -> Resource:
-    """Who measures; what the environment says of the instance is in force."""
+    """Who measures; what the environment says of the instance is in force, and what a newer SDK makes up itself."""
     named = Resource.create({SERVICE_NAME: service_name} if service_name else {})
     return Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}).merge(named)
 
