@@ -68,7 +68,7 @@ def _lacking() -> Iterator[str]:
         yield from (f"{owner!r} has no {name!r} any more" for name in names if not hasattr(owner, name))
     if not isinstance(getattr(node, "_tools_by_name", None), dict):
         yield "ToolNode._tools_by_name is gone"
-    if not {"resume", "get_null_resume", "subgraph_counter"} <= set(PregelScratchpad.__annotations__):
+    if not {"resume", "get_null_resume", "subgraph_counter", "step"} <= set(PregelScratchpad.__annotations__):
         yield "the scratchpad of LangGraph's tasks has changed"
     latest = _scratchpad(None, [], "", "", None, 0, 0).get_null_resume
     if not {"null_resume_write", "parent_scratchpad", "pending_writes"} <= {*latest.__code__.co_freevars}:
@@ -238,6 +238,19 @@ def config_here() -> Mapping[str, Any] | None:
         return get_config()
     except RuntimeError:
         return None
+
+
+def around_here() -> tuple[str, tuple[int, ...], str] | None:
+    """The tasks around the graph whose node runs here: their names, the steps they are in, and which ones they are."""
+    configurable = (config_here() or {}).get("configurable", {})
+    place = configurable.get(CONFIG_KEY_CHECKPOINT_NS, "").rpartition("|")[0]
+    scratchpad = configurable.get(CONFIG_KEY_SCRATCHPAD)
+    if not place or scratchpad is None:
+        return None
+    steps = []
+    while (scratchpad := _held_by(scratchpad.get_null_resume)["parent_scratchpad"]) is not None:
+        steps.append(scratchpad.step)
+    return "|".join(part.partition(":")[0] for part in place.split("|")), tuple(steps), place
 
 
 def messages_key_of(node: ToolNode) -> str:

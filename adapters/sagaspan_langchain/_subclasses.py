@@ -31,6 +31,7 @@ from sagaspan_langchain._bodies import (
     keeps_functions,
     kept_function,
 )
+from sagaspan_langchain._branches import branch_of
 from sagaspan_langchain._marks import subclass, twin
 from sagaspan_langchain._nodes import aasked, asked
 
@@ -148,7 +149,12 @@ def _body_run(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
         asked = asked_in_task.get()
         with call.judged():
             value = guard.call_tool(
-                body.tool, arguments, invoke, tool_call_id=call.invocation.tool_call_id, asked=asked
+                body.tool,
+                arguments,
+                invoke,
+                tool_call_id=call.invocation.tool_call_id,
+                asked=asked,
+                branch=branch_of(guard.current_run()),
             )
         return call.delivered(value)
 
@@ -165,7 +171,12 @@ def _body_arun(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
         asked = asked_in_task.get()
         with call.judged():
             value = await guard.acall_tool(
-                body.tool, arguments, invoke, tool_call_id=call.invocation.tool_call_id, asked=asked
+                body.tool,
+                arguments,
+                invoke,
+                tool_call_id=call.invocation.tool_call_id,
+                asked=asked,
+                branch=branch_of(guard.current_run()),
             )
         return call.delivered(value)
 

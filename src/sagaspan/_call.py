@@ -86,6 +86,7 @@ class Call:
     tool_call_id: str | None = None
     model: str | None = None
     agent: str | None = None
+    branch: str | None = None
     ancestors: tuple[str, ...] = ()
     scheduled: CallRecord | None = None
     sent_with: str | None = None

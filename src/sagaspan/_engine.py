@@ -106,11 +106,15 @@ Invoke = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a framework's call comes from, for its span and record; ``asked`` notes which call of its run it was."""
+    """Where a framework's call comes from, for its span and record; ``asked`` notes which call of its run it was.
+
+    ``branch``: which of those that run side by side, where equal calls of several are no loop.
+    """
 
     tool_call_id: str | None = None
     agent: str | None = None
     asked: list[Equal] | None = None
+    branch: str | None = None
 
 
 _NOWHERE: Final = Origin()
@@ -678,6 +682,7 @@ class Engine:
             backend=backend,
             tool_call_id=origin.tool_call_id,
             agent=origin.agent,
+            branch=origin.branch,
             ancestors=() if parent is None else (*parent.ancestors, parent.id),
             sent_with=sent_with,
             secrets=secrets,

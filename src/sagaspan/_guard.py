@@ -337,12 +337,14 @@ class Guard:
         tool_call_id: str | None = None,
         agent: str | None = None,
         asked: list[Equal] | None = None,
+        branch: str | None = None,
     ) -> Any:
         """Call a defined tool from an adapter: ``invoke`` runs its body with ``arguments``.
 
-        ``asked`` is a list to note in which call it was, for ``Run.asks_again``.
+        ``asked`` is a list to note in which call it was, for ``Run.asks_again``. Equal calls of several that run side
+        by side, each in a ``branch`` of its own, are no loop.
         """
-        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked)
+        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch)
         return run_sync(self._engine.call(tool, arguments, context={}, invoke=invoke, backend=SYNC, origin=origin))
 
     async def acall_tool(
@@ -354,9 +356,10 @@ class Guard:
         tool_call_id: str | None = None,
         agent: str | None = None,
         asked: list[Equal] | None = None,
+        branch: str | None = None,
     ) -> Any:
         """As ``call_tool`` in a running loop; ``invoke`` gives an awaitable if ``tool.is_async``."""
-        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked)
+        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch)
         return await self._engine.call(tool, arguments, context={}, invoke=invoke, backend=ASYNCIO, origin=origin)
 
     def may_ask(self, tool: Tool) -> bool:

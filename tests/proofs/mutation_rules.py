@@ -2172,6 +2172,14 @@ RULES: Final[tuple[Rule, ...]] = (
         new="    if len(calls) != 1:\n        return False\n",
         tests=(_INTERRUPTS + "test_where_it_has_no_order_it_waits_in_the_ledger",),
     ),
+    Rule(
+        section="(f)",
+        rule="A worker that is sent off step after step, to ask for the same, is in a circle.",
+        file="adapters/sagaspan_langchain/_branches.py",
+        old='    return f"{names}#{number}"\n',
+        new='    return f"{names}#{place}"\n',
+        tests=("tests/adapters/langchain/test_budgets.py::test_what_workers_side_by_side_each_ask_once_is_no_loop",),
+    ),
     # -- recording never breaks a call (design 4.6) ---------------------------------------------------------------
     Rule(
         section="design 4.6",

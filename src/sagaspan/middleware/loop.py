@@ -85,15 +85,15 @@ class LoopMiddleware:
 
 
 def _asked(call: Call) -> str:
-    """What is asked for: its business key, else its arguments; of a method also of which object.
+    """What is asked for: its business key, else its arguments; of a method also of which object, and by which branch.
 
-    An agent that ships ten orders calls one method ten times with the same arguments, and is in no circle.
+    An agent that ships ten orders calls one method ten times with the same arguments, and is in no circle. Neither are
+    ten agents that are sent off side by side, and each ask for the same once.
     """
-    if call.key.source is KeySource.BUSINESS:
-        return call.key.value
-    if call.tool.receiver is None:
-        return call.key.fingerprint
-    return f"{call.key.fingerprint}@{call.signals.number_of(call.context.get(call.tool.receiver))}"
+    asked = call.key.value if call.key.source is KeySource.BUSINESS else call.key.fingerprint
+    if call.key.source is not KeySource.BUSINESS and call.tool.receiver is not None:
+        asked = f"{asked}@{call.signals.number_of(call.context.get(call.tool.receiver))}"
+    return asked if call.branch is None else f"{asked}#{call.branch}"
 
 
 def _is_earlier(call: Call, result: Result) -> bool:
