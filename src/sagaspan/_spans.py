@@ -40,6 +40,7 @@ _log = logging.getLogger("sagaspan")
 MAX_CONTENT: Final = 4096
 """Characters of one attribute with content."""
 _NO_SPAN: Span = INVALID_SPAN
+_SCOPE: Final = "sagaspan"
 _NOTHING: Final = contextlib.nullcontext()
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
@@ -68,7 +69,7 @@ def _log_once(where: str) -> None:
 
 def tracer_of(provider: TracerProvider | None) -> Tracer:
     """The tracer of this library from ``provider`` (None: the global one, also if it is set later)."""
-    return trace.get_tracer("sagaspan", version_of(), provider, semconv.SCHEMA_URL)
+    return trace.get_tracer(_SCOPE, version_of(), provider, semconv.SCHEMA_URL)
 
 
 @harmless(_NO_SPAN)
@@ -130,8 +131,11 @@ def opened_for(tool: str) -> Span | None:
     span = trace.get_current_span()
     if not span.is_recording():
         return None
+    scope = getattr(span, "instrumentation_scope", None)
+    if scope is None or scope.name == _SCOPE:  # the span of the run: most calls end here, and attributes are slow
+        return None
     attributes = getattr(span, "attributes", None)
-    if not attributes or semconv.CALL_PHASE in attributes:  # ours, or taken
+    if not attributes or semconv.CALL_PHASE in attributes:
         return None
     if attributes.get(semconv.GEN_AI_OPERATION_NAME) == semconv.OPERATION_EXECUTE_TOOL:
         named = attributes.get(semconv.GEN_AI_TOOL_NAME)
