@@ -168,7 +168,7 @@ ALLOWED = {
     "_llm": DATA
     | {"ledger", "llm", "_billed", "_headroom", "_llm_booked", "_llm_growth", "_llm_spans", "_reaper", "_said"}
     | {"_unmetered"},
-    "_llm_function": {"exceptions", "_llm"},
+    "_llm_function": {"exceptions", "_llm", "llm"},
     "_estimates": {"exceptions", "_checks", "llm"},
     "_freezes": BASE | {"ledger"},
     "_views": BASE | {"ledger", "_freezes", "_backends", "_probe", "_saga"},

@@ -10,6 +10,7 @@ from typing import Any
 
 from sagaspan._llm import LlmCall
 from sagaspan.exceptions import ConfigurationError
+from sagaspan.llm.running import likely_output
 
 
 def metered(make: Callable[[], LlmCall]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -26,7 +27,7 @@ def metered(make: Callable[[], LlmCall]) -> Callable[[Callable[..., Any]], Calla
             async def asynchronous(*args: Any, **kwargs: Any) -> Any:
                 async with make() as call:
                     response = await function(*args, **kwargs)
-                    call.settle(response)
+                    _settle(call, response)
                 return response
 
             return asynchronous
@@ -39,7 +40,7 @@ def metered(make: Callable[[], LlmCall]) -> Callable[[Callable[..., Any]], Calla
                 response = function(*args, **kwargs)
                 if inspect.isawaitable(response):  # as a function that passes on what an async one returns
                     return _awaited(call, response)
-                call.settle(response)
+                _settle(call, response)
             except BaseException as error:
                 call.__exit__(type(error), error, error.__traceback__)
                 raise
@@ -49,6 +50,17 @@ def metered(make: Callable[[], LlmCall]) -> Callable[[Callable[..., Any]], Calla
         return synchronous
 
     return decorate
+
+
+def _settle(call: LlmCall, response: Any) -> None:
+    """Say what ``response`` used, or what it looks like: an answer that is there, a text say, is not lost for that."""
+    try:
+        call.settle(response)
+    except ConfigurationError:
+        looks = likely_output(response)
+        if not looks:
+            raise
+        call.seen(looks)
 
 
 def _check(function: Any) -> None:
@@ -68,7 +80,7 @@ def _awaited(call: LlmCall, answer: Awaitable[Any]) -> Any:
     async def wait() -> Any:
         try:
             response = await answer
-            call.settle(response)
+            _settle(call, response)
         except BaseException as error:
             await call.end(error)
             raise

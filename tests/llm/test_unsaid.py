@@ -118,3 +118,17 @@ def test_by_hand_what_came_is_booked(guard: Guard) -> None:
         call.cover(70)
     used = guard.usage()
     assert (used.input_tokens, used.output_tokens) == (500, 70)
+
+
+def test_a_decorated_function_that_returns_the_text_keeps_it(guard: Guard) -> None:
+    """As many are written: the answer is there, so it is returned, and booked as it looks, or as reserved."""
+
+    @guard.llm("local", input_tokens=100)
+    def ask() -> str:
+        return "word " * 80
+
+    assert ask() == "word " * 80
+    assert (guard.usage().input_tokens, guard.usage().output_tokens) == (100, 100)
+    with guard.run("r", id="r", budget="1000 USD"):
+        ask()
+    assert guard.usage(run="r").output_tokens == 1_000_000
