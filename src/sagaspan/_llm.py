@@ -389,9 +389,12 @@ class LlmCall:
         known = engine.limits, engine.store, self._prices, call, self.demand, self.provider, growth.most_output
         deadline = monotonic() + JOIN_SECONDS
         # Here and not in the claim: no answer is cut to the little that is left while calls in flight hold the rest.
-        while (found := await backend.io(headroom, *known)).lacking is not None:
-            if not (await engine.ledger.room(call, found.lacking, deadline, moves_on=True)).fits:
-                break
+        try:
+            while (found := await backend.io(headroom, *known)).lacking is not None:
+                if not (await engine.ledger.room(call, found.lacking, deadline, moves_on=True)).fits:
+                    break
+        except StoreUnavailable:  # the claim says what becomes of that
+            return
         limit = found.output
         if limit is not None and limit < growth.most_output:
             growth.demand, self.output_limit = replace(self.demand, output_tokens=limit), limit

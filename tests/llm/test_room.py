@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
+from typing import Any
 
 import pytest
 
-from sagaspan import BudgetExceeded, Guard
+from sagaspan import BudgetExceeded, Guard, StoreUnavailable
 
 
 @pytest.fixture
@@ -64,6 +65,21 @@ def test_an_answer_is_cut_to_what_is_left_for_good(guard: Guard) -> None:
         with guard.llm_call("gpt-4o", input_tokens=10, limit_output=True) as last:
             assert last.output_limit == 184
             last.settle(input_tokens=10, output_tokens=1)
+
+
+def test_a_request_without_a_limit_is_sent_in_an_outage(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with a limit is, where ``fail_open`` lets it by: nobody can read what is left."""
+
+    def down(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("the ledger cannot be read")
+
+    with Guard(store_url, fail_open=True) as guard:
+        for name in ("commit", "controls_of"):
+            monkeypatch.setattr(guard._store, name, down)
+        with guard.llm_call("gpt-4o", input_tokens=10, limit_output=True) as call:
+            assert call.output_limit is None
+            call.settle(input_tokens=10, output_tokens=1)
+        monkeypatch.undo()
 
 
 def test_a_stream_waits_for_what_another_call_gives_back(guard: Guard) -> None:

@@ -4427,6 +4427,14 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(c)",
+        rule="An outage that fail_open lets reads by in stops no request without a limit.",
+        file="src/sagaspan/_llm.py",
+        old="        except StoreUnavailable:  # the claim says",
+        new="        except ZeroDivisionError:  # the claim says",
+        tests=(_LLM_ROOM + "test_a_request_without_a_limit_is_sent_in_an_outage",),
+    ),
+    Rule(
+        section="(c)",
         rule="A limit that is set counts what was used already.",
         file="src/sagaspan/_accounts.py",
         old="        if used:\n            self._store.commit(used,",
