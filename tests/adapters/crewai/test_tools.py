@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from crewai import Agent, Crew, Task
+from crewai.events import stream_context
 from crewai.hooks import clear_all_tool_call_hooks
-from crewai.hooks.dispatch import clear_all
+from crewai.hooks.dispatch import InterceptionPoint, clear_all, get_hooks, get_scoped_hooks
 from crewai.tools import BaseTool, tool
 
 from sagaspan import ConfigurationError, Guard, Policy
@@ -111,6 +112,7 @@ def test_the_original_and_other_crews_with_the_same_tool_stay_as_they_are(guard:
     pay = pay_tool(world)
     crew = crew_of([ask("pay", amount=1), Say(), ask("pay", amount=2)], [pay])
     before = pay.model_dump(exclude={"func", "current_usage_count"})
+    hooks = {point: (get_hooks(point), get_scoped_hooks(point)) for point in InterceptionPoint}
     wrapped = guard.wrap(crew)
     assert isinstance(wrapped, Crew)
     assert wrapped.agents[0].tools[0] is pay is crew.agents[0].tools[0]
@@ -120,6 +122,8 @@ def test_the_original_and_other_crews_with_the_same_tool_stay_as_they_are(guard:
     assert world == [1, 2, 3]
     assert states(guard) == [("pay", "done")]
     assert pay.model_dump(exclude={"func", "current_usage_count"}) == before
+    assert {point: (get_hooks(point), get_scoped_hooks(point)) for point in InterceptionPoint} == hooks
+    assert stream_context._stream_sinks.get() == ()
 
 
 def test_hooks_that_the_user_clears_do_not_disarm_the_guard(guard: Guard, world: list[object], native: bool) -> None:

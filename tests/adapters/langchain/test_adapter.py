@@ -12,12 +12,13 @@ from sagaspan_langchain import _compat, adapter
 
 
 def test_the_adapter_imports_no_framework() -> None:
-    """Importing the adapter, and asking it about foreign objects, imports neither LangChain nor LangGraph."""
+    """Importing the library and its adapters, and asking one about foreign objects, imports no framework."""
     code = (
-        "import sys, sagaspan_langchain\n"
+        "import sys, sagaspan, sagaspan_crewai, sagaspan_functions, sagaspan_langchain\n"
+        "assert not sagaspan_crewai.adapter.knows(print)\n"
         "assert not sagaspan_langchain.adapter.knows(print)\n"
         "assert not sagaspan_langchain.adapter.knows([])\n"
-        "found = [name for name in sys.modules if name.startswith(('langchain', 'langgraph'))]\n"
+        "found = [name for name in sys.modules if name.startswith(('crewai', 'langchain', 'langgraph'))]\n"
         "assert not found, found\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
