@@ -3883,8 +3883,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 3",
         rule="A checkpoint of CrewAI's does not go on in a run that goes on as well.",
         file=_CREWAI + "_twins.py",
-        old='            "off without the checkpoint, and the run answers what is done; or from the checkpoint, in a run of its own"\n        )\n        run.can_resume_after(error)\n        raise error\n',
-        new='            "off without the checkpoint, and the run answers what is done; or from the checkpoint, in a run of its own"\n        )\n        run.can_resume_after(error)\n',
+        old='            "on from the checkpoint, in a run of its own"\n        )\n        run.can_resume_after(error)\n        raise error\n',
+        new='            "on from the checkpoint, in a run of its own"\n        )\n        run.can_resume_after(error)\n',
         tests=(_CREW_CHECKPOINTS + "test_a_checkpoint_does_not_go_on_in_a_run_that_goes_on_too",),
     ),
     Rule(
