@@ -139,6 +139,7 @@ def test_a_timeout_that_the_probe_explains_is_an_error_like_others(guard: Guard,
     @guard.tool(compensate=cancel, timeout=0.05, probe=lambda: answers.pop(0))
     def pay() -> None:
         time.sleep(0.1)
+        raise LOST  # a result that comes late would be evidence of its own
 
     with pytest.raises(ToolTimeout), guard.run(id="a"):
         pay()
