@@ -65,7 +65,7 @@ def check_whole(name: str, text: str) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigurationError(
-                f"{name}={text!r} has half a character at {error.start}; write whole ones"
+                f"{name}={text!r} cannot be recorded: it has half a character at {error.start}; write whole ones"
             ) from None
 
 
