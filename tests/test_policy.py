@@ -34,6 +34,9 @@ from sagaspan.policy import gates_of
         ({"not_applied": (int,)}, "field 'not_applied'"),
         ({"error_means": "maybe"}, "field 'error_means'"),
         ({"approve": 1.5}, "field 'approve'"),
+        ({"approve": 0}, "field 'approve'"),
+        ({"loop": 0}, "field 'loop' takes a whole number from 1 on, or False for any number of calls, got 0"),
+        ({"loop": True}, "field 'loop' takes"),
     ],
 )
 def test_wrong_fields_are_refused_in_plain_words(guard: Guard, fields: dict[str, Any], sentence: str) -> None:

@@ -121,6 +121,12 @@ def _as_rate(value: Any) -> Any:
     return Rate(value) if isinstance(value, str) else value
 
 
+def _as_loop(value: Any) -> Any:
+    if value == 0 and value is not False:
+        raise ValueError("0 equals False, which takes every bound away")
+    return value
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -200,7 +206,11 @@ class Policy(DeclaredModel):
     cost: Annotated[str | Function | None, Field(description="an amount such as '0.05 USD', or a function")] = None
     rate: Annotated[Rate | None, BeforeValidator(_as_rate)] = None
     max_calls: Annotated[int | None, Field(ge=1, description="a whole number from 1 on")] = None
-    loop: Annotated[int, Field(ge=1)] | Literal[False] | None = None
+    loop: Annotated[
+        Annotated[int, Field(ge=1)] | Literal[False] | None,
+        BeforeValidator(_as_loop),
+        Field(description="a whole number from 1 on, or False for any number of calls"),
+    ] = None
     critical: Flag | None = None
     empty_safe: Flag = False
     expect: Annotated[Function | None, Field(description="a function")] = None
