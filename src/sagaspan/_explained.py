@@ -9,6 +9,7 @@ from typing import Any
 
 from sagaspan._backends import run_sync
 from sagaspan._compensation import name_of
+from sagaspan._gates import gates_said
 from sagaspan._policy_file import PolicyFile
 from sagaspan._tool import Tool
 from sagaspan.exceptions import ConfigurationError
@@ -81,9 +82,10 @@ def explain(
     ruling = run_sync(judge(rules, arguments, more))
     if tool is None:
         policy = Policy() if file is None else Policy.combined((("file", file.tools.for_tool(name)),))
-        asked = tuple(gate for gate in (policy.approve,) if gate)
+        gates = gates_said(policy, str(file.path) if file else name)
     else:
-        policy, asked = tool.policy, tuple(gate.says for gate in tool.gates if gate.asks(arguments))
+        policy, gates = tool.policy, tool.gates
+    asked = tuple(gate.says for gate in gates if gate.asks(arguments))
     by_rule = () if ruling.rule is None else (ruling.rule.says,)
     unsure = tuple(f"{step.rule.says} cannot be judged" for step in ruling.unsure) if ruling.asks else ()
     asks = ruling.asks or bool(asked)

@@ -42,6 +42,14 @@ def gates_for(policy: Policy, parameters: tuple[str, ...], where: str) -> tuple[
     return gates
 
 
+def gates_said(policy: Policy, where: str) -> tuple[Gate, ...]:
+    """The gates of a policy file, for a tool whose parameters nobody knows: what is not among the arguments asks."""
+    return tuple(
+        Gate("always") if gate is True else Gate(gate, Expression(gate, where=f"{where}, approve").evaluate)
+        for gate in gates_of(policy.approve)
+    )
+
+
 def _gate(gate: Any, parameters: tuple[str, ...], where: str) -> Gate:
     if gate is True:
         return Gate("always")

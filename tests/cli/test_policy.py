@@ -214,6 +214,22 @@ def test_without_the_app_as_far_as_the_file_says(sagaspan: Sagaspan) -> None:
 
 
 @pytest.mark.parametrize(
+    ("approve", "arguments", "outcome", "by"),
+    [("'amount > 100'", '{"amount": 50}', "allow", []),
+     ("'amount > 100'", '{"amount": 150}', "ask", ["approve: amount > 100"]),
+     ("'amount > 100'", "{}", "ask", ["approve: amount > 100"]), ("true", "{}", "ask", ["approve: always"]),
+     ("false", "{}", "allow", [])],
+)  # fmt: skip
+def test_without_the_app_a_condition_of_the_file_is_looked_at(
+    sagaspan: Sagaspan, approve: str, arguments: str, outcome: str, by: list[str]
+) -> None:
+    """It asks about the calls that it holds for, and about those that it cannot judge."""
+    Path("sagaspan.toml").write_text(f"[tools.pay]\napprove = {approve}\n")
+    said = sagaspan("policy", "explain", "pay", arguments, "--json").json
+    assert (said["outcome"], said["by"]) == (outcome, by)
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [(("pay", '{"a": 1, "a": 2}'), 2, "twice"), (("pay", '{"a": ' + "[" * 5000), 2, "nested too deep"),
      (("pay", '{"a": 1e999}'), 2, "too large"),
