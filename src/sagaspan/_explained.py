@@ -98,7 +98,7 @@ def explain(
             Looked(rule=step.rule.says, action=step.rule.rule.action, found=step.found, why=step.why)
             for step in ruling.steps
         ),
-        policy=tuple(_fields(policy, ruling, tool)),
+        policy=tuple(_fields(policy, ruling, tool, {} if file is None else file.tables.get("guard", {}))),
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _values(name: str, arguments: Mapping[str, Any], facts: Facts) -> dict[str, 
     }  # fmt: skip
 
 
-def _fields(policy: Policy, ruling: Ruling, tool: Tool | None) -> Iterator[FieldOf]:
+def _fields(policy: Policy, ruling: Ruling, tool: Tool | None, defaults: Mapping[str, Any]) -> Iterator[FieldOf]:
     sources = list(policy.sources or (("decorator", policy),))
     if ruling.rule is not None and ruling.action != "deny":
         said = ruling.limits or Policy()
@@ -134,6 +134,9 @@ def _fields(policy: Policy, ruling: Ruling, tool: Tool | None) -> Iterator[Field
         in_force = Policy.combined(tuple(sources))
     for name in Policy.model_fields:
         says = [source for source, one in sources if name in one.model_fields_set]
+        if not says and name in defaults:
+            yield FieldOf(field=name, value=_plain(defaults[name]), origin="file, [guard]")
+            continue
         origin = ", ".join(says if name in ADDING else says[-1:]) or "default"
         yield FieldOf(field=name, value=_plain(getattr(in_force, name)), origin=origin)
 

@@ -213,6 +213,17 @@ def test_without_the_app_as_far_as_the_file_says(sagaspan: Sagaspan) -> None:
     assert "pay is allowed" in sagaspan(*call, "--at", "2026-11-20T04:10").out
 
 
+@pytest.mark.parametrize(("more", "loop"), [("", (3, "file, [guard]")), ("[tools.pay]\nloop = false", (False, "file"))])
+def test_what_the_file_says_of_all_tools_is_explained_too(
+    sagaspan: Sagaspan, app: Callable[[str], str], more: str, loop: tuple[object, str]
+) -> None:
+    """As the least of those who say it."""
+    Path("p.toml").write_text(f"[guard]\nloop = 3\n{more}")
+    for known in (("--file", "p.toml"), ("--app", app("'p.toml'"))):
+        said = sagaspan("policy", "explain", "pay", '{"amount": 1}', "--json", *known).json
+        assert [(one["value"], one["origin"]) for one in said["policy"] if one["field"] == "loop"] == [loop]
+
+
 @pytest.mark.parametrize(
     ("approve", "arguments", "outcome", "by"),
     [("'amount > 100'", '{"amount": 50}', "allow", []),
