@@ -1,0 +1,92 @@
+"""Who is asked where a guard names no approver: who sits at the terminal, if no event loop waits; else the inbox."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from sagaspan import Guard
+from tests.terminal import Terminal
+
+QUESTION = "[a]pprove, [d]eny, [e]dit or [l]ater?"
+PROGRAM = """
+import asyncio, logging, os, sys, threading
+from sagaspan import ApprovalPending, Guard
+
+class Told(logging.Handler):
+    def emit(self, record):
+        print("the log says", "sagaspan approvals list" in record.getMessage(), flush=True)
+
+logging.getLogger("sagaspan").addHandler(Told())
+guard = Guard(os.environ["TEST_STORE"])
+
+@guard.tool(approve=True, effect="write")
+def pay(amount):
+    print("paid", amount, flush=True)
+
+@guard.tool(approve=True, effect="write")
+async def apay(amount):
+    print("paid", amount, flush=True)
+
+def order(amount):
+    try:
+        pay(amount)
+    except ApprovalPending:
+        print(amount, "waits", flush=True)
+
+async def in_a_loop():
+    order(3)
+    try:
+        await apay(4)
+    except ApprovalPending:
+        print("4 waits", flush=True)
+
+askers = [threading.Thread(target=order, args=(amount,)) for amount in (1, 2)]
+for asker in askers:
+    asker.start()
+for asker in askers:
+    asker.join()
+asyncio.run(in_a_loop())
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def terminal(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A program on a terminal whose guard names nobody."""
+    monkeypatch.setenv("TEST_STORE", store_url)
+    terminal = Terminal(sys.executable, "-c", textwrap.dedent(PROGRAM))
+    yield terminal
+    terminal.close()
+
+
+def _asked(terminal: Terminal, times: int) -> None:
+    for _ in range(300):
+        if terminal.written.count(QUESTION) == times:
+            return
+        terminal.read(0.1)
+    raise AssertionError(terminal.written)
+
+
+def test_on_a_terminal_its_user_is_asked_one_question_at_a_time(terminal: Terminal, store_url: str) -> None:
+    """The second thread asks when the first is answered; in an event loop nobody is asked, as all of it would wait."""
+    _asked(terminal, 1)
+    with Guard(store_url) as other:
+        for _ in range(300):
+            if len(other.approvals.list()) == 2:  # both have something to ask
+                break
+            terminal.read(0.1)
+    terminal.read(0.3)
+    assert terminal.written.count(QUESTION) == 1
+    terminal.press("a\n")
+    _asked(terminal, 2)
+    terminal.press("l\n")
+    terminal.until("4 waits")
+    assert terminal.written.count(QUESTION) == 2
+    assert all(words in terminal.written for words in ("paid ", "3 waits", "the log says True"))
+    terminal.press("\n")
+    with Guard(store_url) as other:
+        assert sorted(one.args["amount"] for one in other.approvals.list())[-2:] == [3, 4]
