@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.cli.conftest import Sagaspan
 
 pytestmark = pytest.mark.usefixtures("home")
 
+ROOT: Final = Path(__file__).parents[2]
 WRONG = """\
 [guard]
 lop = 3
@@ -264,6 +266,24 @@ def test_the_schema_says_what_a_file_can_say(sagaspan: Sagaspan) -> None:
     assert set(Policy.model_fields) - fields == {"probe", "expect", "not_applied"}
     assert set(tables["rules"]["items"]["properties"]["limits"]["properties"]) == set(LIMITS)
     assert tables["rules"]["items"]["required"] == ["action"]
+
+
+def test_the_files_that_the_docs_show_fit_the_schema_and_are_well(sagaspan: Sagaspan) -> None:
+    """An editor that goes by it marks nothing in them, and marks a misspelt field."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = sagaspan("policy", "schema").json
+    jsonschema.Draft202012Validator.check_schema(schema)
+    fits = jsonschema.Draft202012Validator(schema).is_valid
+    shown = [(ROOT / "examples" / "sagaspan.toml").read_text()]
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        shown += re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(shown) > 3
+    for text in shown:
+        assert fits(tomllib.loads(text)), text
+        Path("p.toml").write_text(text)
+        assert sagaspan("policy", "check", "p.toml").code == 0, text
+    for wrong in ("[tools.pay]\ntimout = 3", "[tools.pay]\nloop = 0", "[[rules]]\ntools = 'pay'", "[bugets]"):
+        assert not fits(tomllib.loads(wrong)), wrong
 
 
 def test_the_sources_of_a_policy_are_kept_when_an_adapter_changes_it() -> None:
