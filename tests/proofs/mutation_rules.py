@@ -5074,4 +5074,28 @@ RULES: Final[tuple[Rule, ...]] = (
         new="",
         tests=("tests/telemetry/test_golden.py::test_a_trace_is_what_it_was",),
     ),
+    Rule(
+        section="(d)",
+        rule="A terminal is asked one question at a time.",
+        file="src/sagaspan/_console.py",
+        old="        with _one_at_a_time:\n",
+        new="        with contextlib.nullcontext():\n",
+        tests=("tests/test_default_approver.py::test_on_a_terminal_its_user_is_asked_one_question_at_a_time",),
+    ),
+    Rule(
+        section="(d)",
+        rule="A terminal is asked by nobody whose event loop would wait.",
+        file="src/sagaspan/_console.py",
+        old="        asyncio.get_running_loop()\n        return False\n",
+        new="        asyncio.get_running_loop()\n",
+        tests=("tests/test_default_approver.py::test_on_a_terminal_its_user_is_asked_one_question_at_a_time",),
+    ),
+    Rule(
+        section="(d)",
+        rule="A bound of no loop at all is no switch that turns every bound off.",
+        file="src/sagaspan/policy.py",
+        old="    if value == 0 and value is not False:\n",
+        new="    if False:\n",
+        tests=("tests/test_policy.py::test_wrong_fields_are_refused_in_plain_words",),
+    ),
 )
