@@ -86,7 +86,8 @@ class Guard:
         approver: who is asked about calls with ``approve=``: a function of the ``ApprovalRequest``, sync or async, that
             gives ``Approve()``, ``Deny("reason")``, ``Edit({...})``, True or False (anything else refuses); an
             ``Approver``; ``"console"``, ``"inbox"``, ``"auto-approve"`` or ``"auto-deny"``. None: the console if
-            somebody is there, else the inbox, which says so in the log.
+            somebody is there, else the inbox, which says so in the log. A LangGraph agent with a checkpointer asks
+            its caller instead, through ``interrupt()``.
         notify: who is told of what needs a person: a ``Notify(url=, secret=)``, or a list of them, beside those of the
             file's ``[[notify]]``.
         middleware: layers of your own, outermost first, between telemetry and the guard's own.
