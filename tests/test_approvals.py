@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -344,6 +345,26 @@ def test_an_inbox_can_wait(guard: Guard, caller: Caller) -> None:
         thread.start()
         assert shop.order(500) == "paid 500"
         thread.join()
+
+
+async def test_who_waits_in_an_event_loop_holds_no_thread(store_url: str) -> None:
+    """Far more calls wait for a decision at once than the ledger has threads, and decisions still come through."""
+    guard, before = Guard(store_url, approver=Inbox(wait=3600)), threading.active_count()
+
+    @guard.tool(approve=True, effect="write")
+    async def act(n: int) -> int:
+        return n
+
+    tasks = [asyncio.create_task(act(n)) for n in range(24)]
+    for _ in range(3000):
+        waiting = await guard.approvals.alist()
+        if len(waiting) == len(tasks):
+            break
+        await asyncio.sleep(0.02)
+    assert threading.active_count() - before < len(tasks)
+    for request in waiting:
+        await guard.approvals.aapprove(request.id, by="alice")
+    assert await asyncio.gather(*tasks) == list(range(24))
 
 
 def test_a_call_that_waits_goes_on_within_a_second(store_url: str, guard: Guard, caller: Caller) -> None:
