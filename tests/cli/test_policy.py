@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import jsonschema
 import pytest
 
 from sagaspan import Guard, Policy
@@ -270,7 +271,6 @@ def test_the_schema_says_what_a_file_can_say(sagaspan: Sagaspan) -> None:
 
 def test_the_files_that_the_docs_show_fit_the_schema_and_are_well(sagaspan: Sagaspan) -> None:
     """An editor that goes by it marks nothing in them, and marks a misspelt field."""
-    jsonschema = pytest.importorskip("jsonschema")
     schema = sagaspan("policy", "schema").json
     jsonschema.Draft202012Validator.check_schema(schema)
     fits = jsonschema.Draft202012Validator(schema).is_valid
