@@ -209,6 +209,32 @@ def test_of_two_that_would_wait_for_each_other_one_is_refused(guard: Guard) -> N
     assert guard.runs.get("r").status == "completed"
 
 
+def test_calls_of_two_guards_that_would_wait_for_each_other(guard: Guard, store_url: str) -> None:
+    """As of one guard: it is one ledger."""
+    both = threading.Barrier(2)
+
+    def work(guard: Guard, n: int) -> str:
+        inner = guard.tool("inner", effect="read", cost="0.5 USD", timeout=10)(lambda n: "with")
+
+        @guard.tool(effect="read", cost=lambda n, result: "0.4 USD" if result is None else "0.1 USD")
+        def outer(n: int) -> str:
+            both.wait(30)
+            try:
+                return inner(n)
+            except BudgetExceeded as error:
+                return str(error)
+
+        with guard.run(f"r{n}", user="42"):
+            return outer(n)
+
+    guard.set_budget("user:42", "1 USD")
+    with Guard(store_url) as other, ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(work, each, n) for n, each in enumerate((guard, other))]
+        first, last = sorted((call.result(60) for call in calls), reverse=True)
+    assert first == "with"
+    assert "would wait for this one, as it for them" in last
+
+
 def test_who_waits_beside_a_call_that_waits_is_not_refused(guard: Guard) -> None:
     """As long as that one may win: what it holds up comes back too."""
     desk, inner = Desk(guard), guard.tool("inner", effect="read", cost="0.1 USD", timeout=20)(lambda: "with")

@@ -4555,6 +4555,14 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(c) 5",
+        rule="So is one of two guards of one ledger.",
+        file="src/sagaspan/ledger/waiters.py",
+        old="if one.store.url == me.store.url]",
+        new="if one.store is me.store]",
+        tests=(_ROOM + "test_calls_of_two_guards_that_would_wait_for_each_other",),
+    ),
+    Rule(
+        section="(c) 5",
         rule="Who waits beside a call that waits is refused only if neither can win.",
         file="src/sagaspan/ledger/waiters.py",
         old="        if not able:",
