@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sagaspan import BudgetExceeded, Guard
+from sagaspan import BudgetExceeded, Guard, RunClosed
 from sagaspan.ledger import waiters
 from sagaspan.testing import frozen_clock
 
@@ -173,6 +173,26 @@ def test_a_person_is_asked_though_another_call_has_reserved_it(guard: Guard) -> 
             threading.Timer(0.05, desk.may_end.set).start()
             assert buy() == 1
     assert asked == ["buy"]
+
+
+@pytest.mark.parametrize("how", ["aborted", "doomed"])
+def test_who_waits_in_a_run_that_stops_does_not_begin(guard: Guard, how: str) -> None:
+    """It was let in when the run went on; what it would do is not wanted any more, and it is told so at once."""
+    desk, done = Desk(guard), list[int]()
+    write = guard.tool("write", effect="write", cost="0.5 USD", timeout=10)(done.append)
+    dear = guard.tool("dear", effect="read", cost="5 USD")(lambda: 1)
+    run = guard.run("r", id="r")
+    with ThreadPoolExecutor(1) as pool, contextlib.suppress(BudgetExceeded), run, desk.at_work():
+        waits = pool.submit(copy_context().run, write, 1)
+        _until(lambda: len(waiters._waiters) == 1)
+        if how == "aborted":
+            run.abort()
+        else:
+            with contextlib.suppress(BudgetExceeded):
+                dear()
+        error = waits.exception(30)
+    assert isinstance(error, RunClosed)
+    assert done == []
 
 
 def test_a_limit_that_is_raised_reaches_who_waits(guard: Guard, store_url: str) -> None:

@@ -4555,6 +4555,22 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(c) 5",
+        rule="Who waits for room in a run that stops does not begin.",
+        file="src/sagaspan/ledger/room.py",
+        old="            if moves_on:  # else",
+        new="            if False:  # else",
+        tests=(_ROOM + "test_who_waits_in_a_run_that_stops_does_not_begin",),
+    ),
+    Rule(
+        section="(b) 12",
+        rule="Who waits for a lock in a run that is aborted does not begin.",
+        file="src/sagaspan/ledger/locks.py",
+        old="            await waiting.pause(left)\n            check_goes_on(call)\n",
+        new="            await waiting.pause(left)\n",
+        tests=("tests/ledger/test_locks.py::test_who_waits_in_a_run_that_is_aborted_does_not_begin",),
+    ),
+    Rule(
+        section="(c) 5",
         rule="So is one of two guards of one ledger.",
         file="src/sagaspan/ledger/waiters.py",
         old="if one.store.url == me.store.url]",
