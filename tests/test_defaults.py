@@ -135,7 +135,9 @@ def test_an_environment_that_says_nothing_is_refused(
         Guard(store_url)
 
 
-@pytest.mark.parametrize(("name", "meant"), [("BUGET", "BUDGET"), ("BUDGETS", "BUDGET"), ("LOOPS", "LOOP")])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("BUGET", "BUDGET"), ("BUDGETS", "BUDGET"), ("budget", "BUDGET"), ("LOOPS", "LOOP")]
+)
 def test_a_variable_that_is_nearly_a_setting_is_refused(
     store_url: str, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
 ) -> None:

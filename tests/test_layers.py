@@ -52,7 +52,7 @@ ALLOWED = {
     "_policy_check": DATA | {"_defaults", "notify", "_policy_file", "llm"},
     "_policy_schema": BASE | {"_defaults", "notify", "_policy_file", "policy", "rules"},
     "_observed": {"exceptions", "semconv", "_call", "_spans"},
-    "_waiting": {"semconv", "_call", "_spans"},
+    "_waiting": {"semconv", "_call", "_context", "_spans", "ledger.records"},
     "_run_spans": {"exceptions", "semconv", "_backends", "_clock", "_metrics", "_spans", "ledger.records"},
     "_signals": {"loops", "_fork", "keys", "ledger.records", "ledger.store"},
     "_defaults": BASE,

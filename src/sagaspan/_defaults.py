@@ -79,7 +79,9 @@ def _check_names(variables: Mapping[str, str]) -> None:
     settings = [name.removeprefix(_PREFIX) for name in (ENV_BUDGET, ENV_LOOP, ENV_FAIL_OPEN, ENV_MODE)]
     for name in variables:
         said = name.removeprefix(_PREFIX)
-        if said != name and said not in settings and (near := difflib.get_close_matches(said, settings, 1, 0.75)):
+        if said == name or said in settings:
+            continue
+        if near := difflib.get_close_matches(said.upper(), settings, 1, 0.75):
             raise ConfigurationError(
                 f"the environment has {name}, which is no setting; did you mean {_PREFIX}{near[0]}?"
             )

@@ -25,11 +25,21 @@ class InFlight:
         with self._lock:
             self._closed = True
 
+    def check_open(self, what: str) -> None:
+        """Refuse, as ``begins`` does, what was counted and has done nothing yet."""
+        if self._closed:
+            raise self._refusal(what)
+        if self._outer is not None:
+            self._outer.check_open(what)
+
+    def _refusal(self, what: str) -> RunClosed:
+        return RunClosed(f"the run {self._run_id!r} ends and is undone; {what}", status=RunState.RUNNING)
+
     def begins(self, what: str) -> None:
         """Count one; raises ``RunClosed``, saying ``what`` did not come about, if this run or one around is closed."""
         with self._lock:
             if self._closed:
-                raise RunClosed(f"the run {self._run_id!r} ends and is undone; {what}", status=RunState.RUNNING)
+                raise self._refusal(what)
             self._count += 1
         if self._outer is not None:
             try:

@@ -297,17 +297,28 @@ class Run:
 
     # -- what the engine asks ----------------------------------------------------------------------------------
 
+    def check_goes_on(self, tool: Tool) -> None:
+        """Refuse a call that was let in and has only waited: what it would do now is not wanted any more.
+
+        Raises ``RunClosed``.
+        """
+        self.in_flight.check_open(f"tool {tool.name!r} did not run")
+        self._check_not_doomed(tool)
+
+    def _check_not_doomed(self, tool: Tool) -> None:
+        if self._doomed is not None:
+            raise RunClosed(
+                f"the run {self.id!r} stops: {_why_doomed(self._doomed)}; tool {tool.name!r} did not run",
+                status=self.record.state,
+            ) from self._doomed
+
     def check_open(self, tool: Tool, backend: Backend) -> None:
         """Refuse a call that this run cannot take; raises ``RunError`` or ``ConfigurationError``."""
         self._check_ours(f"tool {tool.name!r} did not run")
         if self._aborted is not None or not self._entered:
             how = f"was aborted ({self._aborted})" if self._aborted else f"has ended ({self.record.state})"
             raise RunClosed(f"the run {self.id!r} {how}; tool {tool.name!r} did not run", status=self.record.state)
-        if self._doomed is not None:
-            raise RunClosed(
-                f"the run {self.id!r} stops: {_why_doomed(self._doomed)}; tool {tool.name!r} did not run",
-                status=self.record.state,
-            ) from self._doomed
+        self._check_not_doomed(tool)
         if backend.is_async and self._in_running_loop:
             raise ConfigurationError(
                 f"tool {tool.name!r} is awaited inside a synchronous `with guard.run(...)` in a running event "

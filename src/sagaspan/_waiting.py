@@ -10,9 +10,18 @@ from opentelemetry.trace import Span
 from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._call import Call
+from sagaspan._context import current_run
+from sagaspan.ledger.records import Phase
 
 _SHORTEST: Final = 0.005
 _LONGEST: Final = 0.25
+
+
+def check_goes_on(call: Call) -> None:
+    """Refuse ``call``, which has only waited yet, if its run was aborted or stops meanwhile; raises ``RunClosed``."""
+    run = current_run.get()
+    if run is not None and run.id == call.run.id and call.phase is Phase.FORWARD:
+        run.check_goes_on(call.tool)
 
 
 class Waiting:

@@ -7,6 +7,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from sagaspan import (
     OutcomeUnknown,
     Policy,
     Refused,
+    Run,
+    RunClosed,
 )
 from sagaspan.ledger.store import LockChange
 from sagaspan.stores.sqlite import SqliteStore
@@ -467,6 +470,31 @@ def test_waiting_ends(guard: Guard, caller: Caller) -> None:
             pass
     assert isinstance(answer[0], LockConflict)
     assert ran == []
+
+
+def test_who_waits_in_a_run_that_is_aborted_does_not_begin(guard: Guard) -> None:
+    """What it would do is not wanted any more; it is told so though the lock is kept on."""
+    ran, runs = list[str](), list[Run]()
+    take = guard.tool("take", compensate=lambda result: None, lock="'account:' + a", lock_wait=10)(
+        lambda a: ran.append(a)
+    )
+
+    def wait() -> None:
+        with guard.run("b") as run:
+            runs.append(run)
+            with pytest.raises(RunClosed, match="tool 'take' did not run"):
+                take("1")
+
+    with ThreadPoolExecutor(1) as pool, guard.run("a"):
+        take("1")
+        waits = pool.submit(wait)
+        until = time.monotonic() + 30
+        while not (runs and runs[0].in_flight):
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        runs[0].abort()
+        waits.result(60)
+    assert ran == ["1"]
 
 
 def test_runs_that_want_each_other_s_lock_do_not_wait_for_each_other(guard: Guard) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sagaspan import BudgetExceeded, Guard
+from sagaspan import BudgetExceeded, Guard, RunClosed
 from sagaspan.ledger import waiters
 from sagaspan.testing import frozen_clock
 
@@ -175,6 +175,26 @@ def test_a_person_is_asked_though_another_call_has_reserved_it(guard: Guard) -> 
     assert asked == ["buy"]
 
 
+@pytest.mark.parametrize("how", ["aborted", "doomed"])
+def test_who_waits_in_a_run_that_stops_does_not_begin(guard: Guard, how: str) -> None:
+    """It was let in when the run went on; what it would do is not wanted any more, and it is told so at once."""
+    desk, done = Desk(guard), list[int]()
+    write = guard.tool("write", effect="write", cost="0.5 USD", timeout=10)(done.append)
+    dear = guard.tool("dear", effect="read", cost="5 USD")(lambda: 1)
+    run = guard.run("r", id="r")
+    with ThreadPoolExecutor(1) as pool, contextlib.suppress(BudgetExceeded), run, desk.at_work():
+        waits = pool.submit(copy_context().run, write, 1)
+        _until(lambda: len(waiters._waiters) == 1)
+        if how == "aborted":
+            run.abort()
+        else:
+            with contextlib.suppress(BudgetExceeded):
+                dear()
+        error = waits.exception(30)
+    assert isinstance(error, RunClosed)
+    assert done == []
+
+
 def test_a_limit_that_is_raised_reaches_who_waits(guard: Guard, store_url: str) -> None:
     """At once, though what stands in the way goes on."""
     desk, look = Desk(guard), guard.tool("look", effect="read", cost="0.5 USD", timeout=10)(lambda: 1)
@@ -207,6 +227,32 @@ def test_of_two_that_would_wait_for_each_other_one_is_refused(guard: Guard) -> N
     assert first.startswith("with")
     assert "would wait for this one, as it for them. The run goes on: reserve less" in last
     assert guard.runs.get("r").status == "completed"
+
+
+def test_calls_of_two_guards_that_would_wait_for_each_other(guard: Guard, store_url: str) -> None:
+    """As of one guard: it is one ledger."""
+    both = threading.Barrier(2)
+
+    def work(guard: Guard, n: int) -> str:
+        inner = guard.tool("inner", effect="read", cost="0.5 USD", timeout=10)(lambda n: "with")
+
+        @guard.tool(effect="read", cost=lambda n, result: "0.4 USD" if result is None else "0.1 USD")
+        def outer(n: int) -> str:
+            both.wait(30)
+            try:
+                return inner(n)
+            except BudgetExceeded as error:
+                return str(error)
+
+        with guard.run(f"r{n}", user="42"):
+            return outer(n)
+
+    guard.set_budget("user:42", "1 USD")
+    with Guard(store_url) as other, ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(work, each, n) for n, each in enumerate((guard, other))]
+        first, last = sorted((call.result(60) for call in calls), reverse=True)
+    assert first == "with"
+    assert "would wait for this one, as it for them" in last
 
 
 def test_who_waits_beside_a_call_that_waits_is_not_refused(guard: Guard) -> None:

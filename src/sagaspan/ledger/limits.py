@@ -28,7 +28,7 @@ from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord, LimitRecord, RunRecord
 from sagaspan.ledger.room import NO_ROOM, Room, room_for
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
-from sagaspan.scopes import BudgetBook
+from sagaspan.scopes import BudgetBook, Placed
 
 LIMIT_SET: Final = "limit.set"
 LIMIT_UNSET: Final = "limit.unset"
@@ -215,10 +215,11 @@ class Limits:
         return plan
 
     def _of_tool_in_run(self, call: Call) -> list[tuple[str, Budget]]:
-        """What one tool may use in one run: the policy's ``max_calls``, and what an operator set of just that."""
+        """What one tool may use in one run: the policy's ``max_calls``, and what is set or declared of just that."""
         scope, most = _scope_of_tool_in_run(call), call.tool.policy.max_calls
         own = () if most is None else (Budget(limit=most, unit=Unit.CALLS, soft=()),)
-        return [(scope, budget) for budget in holding(self._known.set_.exactly(scope), placed_at(scope, own))]
+        set_, declared = (_of_one_tool(book.of(scope), call) for book in (self._known.set_, self._declared))
+        return [(scope, budget) for budget in holding(set_, declared, placed_at(scope, own))]
 
     def hold(self, call: Call) -> bool:
         """Whether a hard budget, a rate or a freeze holds for ``call``, as far as this process knows."""
@@ -342,6 +343,11 @@ def _scopes_of(call: Call) -> list[str]:
 def all_scopes_of(call: Call) -> list[str]:
     """Every scope that ``call`` is in, those of the runs around its own among them."""
     return [f"run:{call.run.id}", *(scope for scope, _ in call.purse), *_scopes_of(call)]
+
+
+def _of_one_tool(found: Sequence[Placed], call: Call) -> list[Placed]:
+    """Of ``run:*/TOOL``: ``run:*`` fits its scope too, and means all that a run does."""
+    return [placed for placed in found if placed.pattern.endswith(f"/{call.tool.name}")]
 
 
 def _scope_of_tool_in_run(call: Call) -> str:

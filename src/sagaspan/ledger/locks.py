@@ -17,7 +17,7 @@ from typing import Any, Final
 from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, now_us
-from sagaspan._waiting import Waiting
+from sagaspan._waiting import Waiting, check_goes_on
 from sagaspan.exceptions import ConfigurationError, LockConflict
 from sagaspan.ledger.families import is_over, outermost
 from sagaspan.ledger.records import CallRecord, CallState, LockRecord, RunRecord
@@ -119,6 +119,7 @@ async def wait_for(store: Store, call: Call, deadline: float) -> None:
             if left <= 0 or not await call.io(_may_wait, store, call, lock):
                 raise await call.io(conflict, store, f"tool {call.tool.name!r} did not run", lock)
             await waiting.pause(left)
+            check_goes_on(call)
 
 
 def commit_with(

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import monotonic
-from sagaspan._waiting import Waiting
+from sagaspan._waiting import Waiting, check_goes_on
 from sagaspan.exceptions import CallInProgress, OutcomeUnknown
 from sagaspan.ledger.committed import is_committed
 from sagaspan.ledger.families import family, outermost
@@ -69,6 +69,7 @@ async def wait_for_steps(store: Store, call: Call, resolve: Resolve, deadline: f
                     call=call_info(step),
                 )
             await waiting.pause(left)
+            check_goes_on(call)
 
 
 def _first_open(store: Store, call: Call) -> CallRecord | None:

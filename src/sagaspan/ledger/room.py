@@ -15,7 +15,7 @@ from sagaspan._call import Call
 from sagaspan._clock import monotonic, now_us
 from sagaspan._context import calls_held
 from sagaspan._reading import read_here
-from sagaspan._waiting import Waiting
+from sagaspan._waiting import Waiting, check_goes_on
 from sagaspan.amounts import Unit
 from sagaspan.budget import Window, window_end
 from sagaspan.ledger.judgement import Judge, Verdict
@@ -58,6 +58,8 @@ async def wait_for_room(
     waiter = Waiter(call.id, store, refused, holds_up=_held_up_by(call))
     with waiting(waiter), Waiting(call, semconv.WAIT_BUDGET) as pauses:
         while True:
+            if moves_on:  # else it was claimed before, and only goes on
+                check_goes_on(call)
             if await call.io(is_changed):
                 return Room(fits=True)
             room = await call.io(room_for, store, judge, refused, waiter, moves_on=moves_on)

@@ -51,7 +51,7 @@ def waits_in_vain(me: Waiter, holders: Sequence[CallRecord], running: Set[str]) 
     waits for is taken to end, and to give back all that he holds up.
     """
     with _lock:
-        stuck = [one for one in _waiters if one.store is me.store]
+        stuck = [one for one in _waiters if one.store.url == me.store.url]  # each guard has a store of its own
     if not any(holder.id in one.holds_up for one in stuck if one is not me for holder in holders):
         return False
     while True:

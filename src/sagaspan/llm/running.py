@@ -6,8 +6,8 @@ nothing. So what is counted are bounds that no tokenizer goes below, however an 
 - A token reaches over no end of a word. Blanks and signs belong to their neighbours or to each other: a whole rule of
   dashes, or forty blanks, may be one.
 - Of scripts that are written without blanks a token takes 24 letters at most, of anything 128 characters.
-- A piece is one token at least, as providers send them, but only as far as its letters make that sure: a proxy may
-  send letter by letter.
+- A piece is one token at least, as providers send them, but only one for 24 of its letters, or for two of a script
+  without blanks: a proxy may send letter by letter.
 
 ``likely`` is no bound: what such a text mostly comes to, for where nobody reports it and no budget hangs on it.
 """
