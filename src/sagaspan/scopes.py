@@ -104,9 +104,13 @@ class BudgetBook:
             if any(character in name for character in "*?["):
                 self._globs[name] = tuple(Placed(budget, name, rank_of(name)) for budget in found)
 
-    def of(self, scope: str) -> tuple[Placed, ...]:
-        """The budgets of ``scope``; empty if none is declared for it."""
-        fitting = [self.exactly(scope), *(own for glob, own in self._globs.items() if fnmatch.fnmatchcase(scope, glob))]
+    def of(self, scope: str, *, ending: str = "") -> tuple[Placed, ...]:
+        """The budgets of ``scope``; empty if none is declared for it.
+
+        ``ending``: only of globs that end so. ``run:*`` fits ``run:R/TOOL`` too, and means all that a run does.
+        """
+        globs = (own for glob, own in self._globs.items() if glob.endswith(ending) and fnmatch.fnmatchcase(scope, glob))
+        fitting = [self.exactly(scope), *globs]
         best: dict[tuple[Unit, Window | None], Placed] = {}
         for placed in (placed for own in fitting for placed in own):
             kind = kind_of(placed.budget)

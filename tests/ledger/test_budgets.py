@@ -294,19 +294,20 @@ def test_an_operator_gives_one_run_more_of_a_tool(store_url: str) -> None:
     assert "run:q/peek" not in {account.scope for account in guard.budgets.list()}
 
 
-@pytest.mark.parametrize("scope", ["run:r/buy", "run:*/buy"])
+@pytest.mark.parametrize("scope", ["run:today/buy", "run:*/buy"])
 @pytest.mark.parametrize("is_set", [True, False])
 def test_one_tool_is_limited_in_each_run(store_url: str, scope: str, is_set: bool) -> None:
-    """By whoever says so; the limit is of no other tool of the run."""
-    with Guard(store_url, budgets=None if is_set else {scope: "2 calls"}) as guard:
-        if is_set:
-            guard.set_budget(scope, "2 calls")
+    """By whoever says so, beside what is said of all that a run does; the limit is of no other tool of the run."""
+    budgets = {scope: "2 calls", "run:today*": "9 calls"}
+    with Guard(store_url, budgets=None if is_set else budgets) as guard:
+        for name, budget in budgets.items() if is_set else ():
+            guard.set_budget(name, budget)
         buy, look = (guard.tool(name, effect="read")(lambda n: n) for name in ("buy", "look"))
-        with pytest.raises(BudgetExceeded) as caught, guard.run("r", id="r"):
+        with pytest.raises(BudgetExceeded) as caught, guard.run("r", id="today"):
             assert [look(n) for n in range(4)] == [0, 1, 2, 3]
             assert [buy(1), buy(2)] == [1, 2]
             buy(3)
-        assert (caught.value.scope, caught.value.limit) == ("run:r/buy", 2)
+        assert (caught.value.scope, caught.value.limit) == ("run:today/buy", 2)
 
 
 def test_the_refusal_of_max_calls_says_where_it_is_raised(store_url: str) -> None:

@@ -4421,8 +4421,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c)",
         rule="What is set of all runs is no limit of one tool in one run.",
         file="src/sagaspan/ledger/limits.py",
-        old='if placed.pattern.endswith(f"/{call.tool.name}")]',
-        new="if True]",
+        old='ending = f"/{call.tool.name}"',
+        new='ending = ""',
         tests=(_BUDGETS + "test_an_operator_gives_one_run_more_of_a_tool",),
     ),
     Rule(
@@ -4485,8 +4485,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c)",
         rule="Of several patterns none hides the limits of another kind.",
         file="src/sagaspan/scopes.py",
-        old="        fitting = [self.exactly(scope), *(",
-        new="        fitting = [self.exactly(scope)] if self.exactly(scope) else [*(",
+        old="        fitting = [self.exactly(scope), *globs]",
+        new="        fitting = [self.exactly(scope)] if self.exactly(scope) else [*globs]",
         tests=(_HOLDING + "test_limits_that_are_set_add_up",),
     ),
     Rule(

@@ -28,7 +28,7 @@ from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord, LimitRecord, RunRecord
 from sagaspan.ledger.room import NO_ROOM, Room, room_for
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
-from sagaspan.scopes import BudgetBook, Placed
+from sagaspan.scopes import BudgetBook
 
 LIMIT_SET: Final = "limit.set"
 LIMIT_UNSET: Final = "limit.unset"
@@ -218,7 +218,8 @@ class Limits:
         """What one tool may use in one run: the policy's ``max_calls``, and what is set or declared of just that."""
         scope, most = _scope_of_tool_in_run(call), call.tool.policy.max_calls
         own = () if most is None else (Budget(limit=most, unit=Unit.CALLS, soft=()),)
-        set_, declared = (_of_one_tool(book.of(scope), call) for book in (self._known.set_, self._declared))
+        ending = f"/{call.tool.name}"
+        set_, declared = (book.of(scope, ending=ending) for book in (self._known.set_, self._declared))
         return [(scope, budget) for budget in holding(set_, declared, placed_at(scope, own))]
 
     def hold(self, call: Call) -> bool:
@@ -343,11 +344,6 @@ def _scopes_of(call: Call) -> list[str]:
 def all_scopes_of(call: Call) -> list[str]:
     """Every scope that ``call`` is in, those of the runs around its own among them."""
     return [f"run:{call.run.id}", *(scope for scope, _ in call.purse), *_scopes_of(call)]
-
-
-def _of_one_tool(found: Sequence[Placed], call: Call) -> list[Placed]:
-    """Of ``run:*/TOOL``: ``run:*`` fits its scope too, and means all that a run does."""
-    return [placed for placed in found if placed.pattern.endswith(f"/{call.tool.name}")]
 
 
 def _scope_of_tool_in_run(call: Call) -> str:
