@@ -444,6 +444,7 @@ def test_the_thread_survives_what_it_does_not_expect(
     store_url: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The secret is taken away and given back: what happened meanwhile is told, and said once that it could not be."""
+    monkeypatch.setattr(_notifier, "SEND_SECONDS", 1.0)  # for so long it is taken to be on its way
     monkeypatch.setenv("HOOK", SECRET)
     with Guard(store_url, notify=Notify(url=receiver.url, secret_env="HOOK")) as guard:
         monkeypatch.delenv("HOOK")

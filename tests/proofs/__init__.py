@@ -3,3 +3,9 @@
 import os
 
 FULL = os.environ.get("SAGASPAN_PROOFS") == "full"
+
+
+def sides(step: int, *, other: bool = False) -> tuple[str, ...]:
+    """Where a process dies: before and after a durable step; in the normal suite the one or, in turn, the other."""
+    both = ("before", "after")
+    return both if FULL else (both[(step + other) % 2],)

@@ -244,7 +244,7 @@ def _twice(goes_on: Callable[[Order], Callable[[World], Any]], **fields: Any) ->
                     with frozen_clock():
                         points = crash_points(goes_on(order), before=die)
                     cases += [pytest.param(order, crash, id=f"{order}, {death}, {crash.name}") for crash in points]
-    return cases if FULL else cases[::3]
+    return cases if FULL else cases[::4]
 
 
 @pytest.mark.parametrize(("order", "crash"), _twice(_quietly))
