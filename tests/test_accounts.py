@@ -82,6 +82,22 @@ def taken_over(guard: Guard, act: Callable[..., Any]) -> None:
         look("a")
 
 
+def run_again(guard: Guard, act: Callable[..., Any]) -> None:
+    """What is idempotent, and in doubt under a business key, is run again by another run."""
+    errors = [ConnectionResetError("nobody knows what happened")]
+
+    def ask(name: str) -> str:
+        if errors:
+            raise errors.pop()
+        return name
+
+    put = guard.tool("put", effect="idempotent", key="name", cost="1 USD")(ask)
+    with pytest.raises(ConnectionResetError), guard.run("r", id="r"):
+        put("a")
+    with guard.run("r", id="other"):
+        put("a")
+
+
 def undone(guard: Guard, act: Callable[..., Any]) -> None:
     """It is done, and undone with its run."""
     with pytest.raises(ValueError, match="no"), guard.run("r", id="r"):
@@ -153,7 +169,7 @@ def overdrawn(guard: Guard, act: Callable[..., Any]) -> None:
 
 ENDINGS = (
     done, failed, failed_and_done, in_doubt, decided("happened"), decided("did-not-happen"), decided("compensated"),
-    permitted, taken_over, undone, deferred, dropped, retried, reopened, nested, of_a_model, overdrawn,
+    permitted, taken_over, run_again, undone, deferred, dropped, retried, reopened, nested, of_a_model, overdrawn,
 )  # fmt: skip
 
 

@@ -3222,7 +3222,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_ASKING,
         old="call = replace(edited.call, tool=tool)",
         new="call = edited.call",
-        tests=(_RULE_TESTS + "test_an_edit_is_judged_as_what_it_is",),
+        tests=(_RULE_TESTS + "test_an_edited_call_is_within_the_limits_for_what_it_is",),
     ),
     Rule(
         section="(d) 5",
@@ -3519,7 +3519,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file=_LEDGER,
         old="        if not self._limits.observes:\n            raise error\n",
         new="",
-        tests=(_BUDGETS + "test_a_call_that_does_not_fit_is_refused_and_undoes_the_run",),
+        tests=(_BUDGETS + "test_a_rate_is_shared",),
     ),
     Rule(
         section="(d) 8",
