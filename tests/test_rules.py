@@ -273,10 +273,10 @@ def test_an_edit_is_judged_as_what_it_is(shop: Callable[..., Shop]) -> None:
 
 def test_an_edited_call_is_within_the_limits_for_what_it_is(shop: Callable[..., Shop]) -> None:
     """What the rule for the other arguments says of its cost is not said of this one."""
-    rules = rule("approve", "amount > 100", limits="{cost = '5 USD'}") + rule("allow", limits="{cost = '1 USD'}")
+    rules = rule("approve", "amount > 100", limits="{cost = '5 USD'}")
     edited = shop(rules, approver=lambda request: Approve() if request.edits else Edit({**request.args, "amount": 50}))
     edited.order(500, id="o1")
-    assert (edited.paid, edited.guard.usage(run="o1").spent) == ([50], 1)
+    assert (edited.paid, edited.guard.usage(run="o1").spent) == ([50], 0)
 
 
 def test_what_is_on_record_is_answered_whatever_the_rules_say_now(shop: Callable[..., Shop]) -> None:
