@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from sagaspan import BudgetExceeded, ConfigurationError, Guard, PolicyDenied
@@ -138,14 +139,15 @@ def test_an_answer_that_has_begun_costs_whatever_ends_it(guard: Guard) -> None:
     assert guard.usage(model="cheap").spent == Decimal("0.006")
 
 
-def test_what_was_handled_before_is_no_proof(guard: Guard) -> None:
-    """An error of the user's own is no evidence, and neither is what it was raised in the handling of."""
+@pytest.mark.parametrize("error", [ValueError("whatever"), httpx.DecodingError("whatever")])
+def test_what_was_handled_before_is_no_proof(guard: Guard, error: Exception) -> None:
+    """What an error of the user's own, or of a client, was raised in the handling of is no evidence."""
 
     def ask() -> None:
         with guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500):
-            raise ValueError("whatever")
+            raise error
 
-    with pytest.raises(ValueError, match="whatever"):
+    with pytest.raises(type(error), match="whatever"):
         try:
             raise ConnectionRefusedError
         except ConnectionRefusedError:
