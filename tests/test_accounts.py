@@ -66,36 +66,25 @@ def permitted(guard: Guard, act: Callable[..., Any]) -> None:
         act("doubt")
 
 
-def taken_over(guard: Guard, act: Callable[..., Any]) -> None:
-    """A read in doubt under a business key is read again by another run."""
-    errors = [ConnectionResetError("nobody knows what happened")]
+def taken_over(effect: str) -> Callable[[Guard, Callable[..., Any]], None]:
+    """In doubt under a business key it is run again by another run, for it may be."""
 
-    def ask(name: str) -> str:
-        if errors:
-            raise errors.pop()
-        return name
+    def take_over(guard: Guard, act: Callable[..., Any]) -> None:
+        errors = [ConnectionResetError("nobody knows what happened")]
 
-    look = guard.tool("look", effect="read", key="name", cost="1 USD")(ask)
-    with pytest.raises(ConnectionResetError), guard.run("r", id="r"):
-        look("a")
-    with guard.run("r", id="other"):
-        look("a")
+        def ask(name: str) -> str:
+            if errors:
+                raise errors.pop()
+            return name
 
+        again = guard.tool("again", effect=effect, key="name", cost="1 USD")(ask)
+        with pytest.raises(ConnectionResetError), guard.run("r", id="r"):
+            again("a")
+        with guard.run("r", id="other"):
+            again("a")
 
-def run_again(guard: Guard, act: Callable[..., Any]) -> None:
-    """What is idempotent, and in doubt under a business key, is run again by another run."""
-    errors = [ConnectionResetError("nobody knows what happened")]
-
-    def ask(name: str) -> str:
-        if errors:
-            raise errors.pop()
-        return name
-
-    put = guard.tool("put", effect="idempotent", key="name", cost="1 USD")(ask)
-    with pytest.raises(ConnectionResetError), guard.run("r", id="r"):
-        put("a")
-    with guard.run("r", id="other"):
-        put("a")
+    take_over.__name__ = f"taken_over_{effect}"
+    return take_over
 
 
 def undone(guard: Guard, act: Callable[..., Any]) -> None:
@@ -169,7 +158,8 @@ def overdrawn(guard: Guard, act: Callable[..., Any]) -> None:
 
 ENDINGS = (
     done, failed, failed_and_done, in_doubt, decided("happened"), decided("did-not-happen"), decided("compensated"),
-    permitted, taken_over, run_again, undone, deferred, dropped, retried, reopened, nested, of_a_model, overdrawn,
+    permitted, taken_over("read"), taken_over("idempotent"), undone, deferred, dropped, retried, reopened, nested,
+    of_a_model, overdrawn,
 )  # fmt: skip
 
 
