@@ -6,6 +6,7 @@ A terminal that obeyed any of it would show something else: text overwritten, co
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from sagaspan._characters import cells, folded, visible
 from sagaspan._console import Console
 from sagaspan.cli import _index
 from sagaspan.cli._options import Settings
+from sagaspan.cli._render import emit_csv
 from sagaspan.cli._watch import listed
 from sagaspan.webhooks import question_of
 from tests.cli.conftest import Sagaspan
@@ -262,3 +264,20 @@ def test_json_with_a_field_twice_is_no_edit(sagaspan: Sagaspan, guard: Guard, pa
     assert (answer.code, "twice" in answer.err) == (2, True)
     answers = ["e", twice, "l"]
     assert Console(read=lambda _: answers.pop(0)).decide(request) == "later"
+
+
+def test_rows_for_a_program_are_as_they_are_and_for_a_terminal_are_shown() -> None:
+    """CSV: what another program reads is the very text, and a person's terminal obeys none of it."""
+
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    texts = [text for text in CORPUS.values() if "\r" not in text]  # which Python 3.11 leaves unquoted for a program
+    rows = [[text, 1, None] for text in texts]
+    piped, terminal = io.StringIO(newline=""), Tty(newline="")
+    emit_csv(rows, piped)
+    assert [row[0] for row in csv.reader(io.StringIO(piped.getvalue(), newline=""))] == texts
+    emit_csv([[text, 1, None] for text in CORPUS.values()], terminal)
+    shown = list(csv.reader(io.StringIO(terminal.getvalue(), newline="")))
+    assert shown == [[visible(text), "1", ""] for text in CORPUS.values()]

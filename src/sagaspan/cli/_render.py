@@ -6,6 +6,7 @@ would hide or forge a line: each of them is shown as ``\\u{..}``.
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import json
 import math
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import click
 
@@ -56,6 +57,14 @@ def dumped(data: Any, indent: int | None = None) -> str:
     # Nothing in it is obeyed by a terminal either, or pads a line to the edge of the screen: it is an escape that
     # JSON has, and so is a lone surrogate. Raw, such characters stand only in strings.
     return _STRING.sub(lambda found: spelt(found[0], _escaped), text)
+
+
+def emit_csv(rows: Iterable[Iterable[object]], out: IO[str]) -> None:
+    """Write ``rows`` as CSV: as they are for another program, and made visible where ``out`` is a terminal."""
+    writer = csv.writer(out, lineterminator="\n")
+    on_terminal = out.isatty()
+    for row in rows:
+        writer.writerow([visible(cell) if on_terminal and isinstance(cell, str) else cell for cell in row])
 
 
 def _escaped(character: str, count: int) -> str:

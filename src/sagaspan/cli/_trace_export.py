@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import IO, Any, Final
 
 from sagaspan import semconv
-from sagaspan.cli._render import dumped, plain_error, visible, when
+from sagaspan.cli._render import dumped, emit_csv, plain_error, visible, when
 from sagaspan.cli._trace_tree import details, facts_of, legible, milliseconds, totals
 
 COLUMNS: Final = (
@@ -36,12 +36,12 @@ def write_json(traces: Sequence[Sequence[Any]], out: IO[str]) -> None:
 
 def write_csv(traces: Sequence[Sequence[Any]], out: IO[str]) -> None:
     """A row a span."""
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for spans in traces:
-        for span in spans:
-            values = (getattr(span, column) for column in COLUMNS)
-            writer.writerow([value.isoformat() if hasattr(value, "isoformat") else value for value in values])
+    emit_csv(chain([COLUMNS], map(_row, (span for spans in traces for span in spans))), out)
+
+
+def _row(span: Any) -> list[object]:
+    values = (getattr(span, column) for column in COLUMNS)
+    return [value.isoformat() if hasattr(value, "isoformat") else value for value in values]
 
 
 def write_markdown(traces: Sequence[Sequence[Any]], out: IO[str]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ import click
 
 from sagaspan.cli._index import sync_index
 from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
-from sagaspan.cli._render import emit_json, emit_table, say
+from sagaspan.cli._render import emit_csv, emit_json, emit_table, say
 from sagaspan.cli.traces import copy_to_file, writing
 
 _FORMATS: Final = ("table", "json", "csv", "parquet")
@@ -114,7 +113,7 @@ def _emit(table: Any, form: str) -> None:
         names = _distinct(table.columns)
         emit_json([dict(zip(names, row, strict=True)) for row in table.rows])
     elif form == "csv":
-        click.echo(_csv(table.columns, table.rows), nl=False)
+        emit_csv([table.columns, *table.rows], sys.stdout)
     else:
         emit_table(table.columns, table.rows)
         count = len(table.rows)
@@ -131,11 +130,3 @@ def _distinct(columns: Sequence[str]) -> list[str]:
             name = f"{column}_{number}"
         names.append(name)
     return names
-
-
-def _csv(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
