@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import inspect
 import logging
 import os
+import sqlite3
 import subprocess
 import textwrap
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import hypothesis.strategies
 import pytest
@@ -27,13 +29,22 @@ from sagaspan import Guard, Run
 from sagaspan import _metrics as ours
 from sagaspan.ledger import watching
 from sagaspan.stores import sqlite
+from sagaspan.testing import ledgers_on
+from sagaspan.testing._stores import empty_ledger
 from tests.nursery import Forked, Nursery
 from tests.providers.server import ModelServer
+from tests.servers import MARIADB, POSTGRES, Mariadb, Postgres, url_of_server
 
 # How long an example takes is no property of the code: a busy machine must not fail a test.
 hypothesis.settings.register_profile("sagaspan", deadline=None)
 hypothesis.settings.load_profile("sagaspan")
 
+
+_ON: Final = os.environ.get("SAGASPAN_TEST_ON", "sqlite")
+"""On which store the tests run that are the same on each: sqlite, postgres or mariadb."""
+
+Sql = Callable[..., list[tuple[Any, ...]]]
+"""A statement, and values for its question marks; returns the rows."""
 
 # Priming makes thousands of commits faster; a test makes a few, and thousands of tests leave their ledgers behind.
 sqlite.PRIMED_BYTES = 0  # type: ignore[misc]
@@ -42,6 +53,29 @@ sqlite.PRIMED_BYTES = 0  # type: ignore[misc]
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: in a fifth of its time a test waits for a process or the end of a lease."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a server only those tests run that have a ledger, and are not about SQLite's file."""
+    if _ON == "sqlite":
+        return
+    kept = [
+        item for item in items
+        if item.get_closest_marker("of_every_store") is not None
+        or ("store_url" in getattr(item, "fixturenames", ()) and item.get_closest_marker("of_sqlite") is None)
+    ]  # fmt: skip
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collecting makes no garbage, and looking for it, over all that is imported, was a fifth of its time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -66,9 +100,40 @@ def _scrubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def store_url(tmp_path: Path) -> str:
-    """The URL of this test's ledger."""
-    return f"sqlite:///{tmp_path / 'ledger.db'}"
+def store_url(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The URL of this test's ledger, which has nothing in it yet."""
+    if _ON != "sqlite":
+        return str(request.getfixturevalue(_ON).url)
+    file = tmp_path / "ledger.db"
+    file.write_bytes(empty_ledger())
+    return f"sqlite:///{file}"
+
+
+@pytest.fixture
+def sql(store_url: str) -> Sql:
+    """What somebody does with the ledger's tables, past the library: one statement, committed; returns its rows."""
+
+    def on_sqlite(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        path = store_url.removeprefix("sqlite:///")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
+            return connection.execute(statement, values).fetchall()
+
+    def on_postgres(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        from sagaspan.stores.postgres import PostgresStore  # an adapter's tests have no driver
+        from sagaspan.stores.postgres import _numbered as numbered
+
+        with contextlib.closing(PostgresStore(store_url)._connect()) as connection:
+            done = connection.execute(numbered(statement), values)
+            return done.fetchall() if done.description else []
+
+    def on_mariadb(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        from sagaspan.stores.mariadb import MariadbStore
+
+        with contextlib.closing(MariadbStore(store_url)._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(statement.replace("?", "%s"), tuple(values))
+            return list(cursor.fetchall())
+
+    return {"sqlite": on_sqlite, "postgres": on_postgres, "mariadb": on_mariadb}[_ON]
 
 
 @pytest.fixture
@@ -84,7 +149,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
     """What is measured from here on."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    monkeypatch.setattr("opentelemetry.metrics.get_meter", provider.get_meter)
+    monkeypatch.setattr(ours, "_chosen", provider)
     monkeypatch.setattr(watching, "_stores", weakref.WeakSet())
     made = (ours._counter, ours._histogram, ours._gauge)
     for instruments in made:
@@ -116,6 +181,48 @@ def model_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ModelServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """A ledger on a PostgreSQL server, if there is one."""
+    ledger = Postgres()
+    yield ledger
+    ledger.drop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _worlds() -> Iterator[None]:
+    """The ledgers of ``World`` and ``temporary_store`` are where those of the tests are."""
+    if _ON == "sqlite":
+        yield
+        return
+    with ledgers_on(url_of_server({"postgres": POSTGRES, "mariadb": MARIADB}[_ON])):
+        yield
+
+
+@pytest.fixture
+def postgres(postgres_server: Postgres) -> Iterator[Postgres]:
+    """A ledger on a PostgreSQL server, with nothing in it."""
+    postgres_server.empty()
+    yield postgres_server
+    postgres_server.close()
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[Mariadb]:
+    """A ledger on a MariaDB server, if there is one."""
+    ledger = Mariadb()
+    yield ledger
+    ledger.drop()
+
+
+@pytest.fixture
+def mariadb(mariadb_server: Mariadb) -> Iterator[Mariadb]:
+    """A ledger on a MariaDB server, with nothing in it."""
+    mariadb_server.empty()
+    yield mariadb_server
+    mariadb_server.close()
 
 
 class Caller:
@@ -237,6 +344,13 @@ class Worker:
         """Start ``sagaspan`` with these arguments."""
         script = f"import sys, sagaspan.cli\nsys.argv = {['sagaspan', *args]!r}\nsagaspan.cli.main()"
         return self._start(script, environment)
+
+    def begin_anew(self) -> None:
+        """A world where nothing happened, and an empty ledger in the place of SQLite's."""
+        for old in (*self._folder.glob("ledger.db*"), self.effects_file):
+            old.unlink(missing_ok=True)
+        if self.store_url.startswith("sqlite"):
+            (self._folder / "ledger.db").write_bytes(empty_ledger())
 
     def take_away(self) -> None:
         """End what was started and still runs, and close its pipes: they are no other test's warning."""

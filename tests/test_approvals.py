@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import sqlite3
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ from sagaspan.codecs import to_json
 from sagaspan.keys import fingerprint
 from sagaspan.ledger.approvals import consume, subject_of
 from sagaspan.testing import frozen_clock
-from tests.conftest import Caller, Worker
+from tests.conftest import Caller, Sql, Worker
 
 
 class Shop:
@@ -609,14 +608,12 @@ def test_a_business_key_asks_about_one_set_of_arguments(guard: Guard, caller: Ca
         shop.order(501, run="order")
 
 
-def test_a_forged_row_is_not_an_approval(shop: Shop, tmp_path: Path) -> None:
+def test_a_forged_row_is_not_an_approval(shop: Shop, sql: Sql) -> None:
     """A request that says approved of other arguments is not used for these."""
     request = shop.pending(500)
-    with sqlite3.connect(tmp_path / "ledger.db") as connection:
-        (subject,) = connection.execute("select subject from approvals").fetchone()
-        forged = json.dumps({**json.loads(subject), "arguments": {"amount": 5, "to": "bob"}})
-        connection.execute("update approvals set subject = ?, state = 'approved' where id = ?", (forged, request))
-    connection.close()
+    ((subject,),) = sql("select subject from approvals")
+    forged = json.dumps({**json.loads(subject), "arguments": {"amount": 5, "to": "bob"}})
+    sql("update approvals set subject = ?, state = 'approved' where id = ?", (forged, request))
     with pytest.raises(ApprovalDenied):
         shop.order(500)
     assert shop.paid == []
@@ -677,37 +674,6 @@ def test_one_approval_is_used_once(store_url: str) -> None:
     for thread in threads:
         thread.join()
     assert ran == [1]
-    assert (len(pending), len(set(pending))) == (7, 1)  # the others attach to one new question
-
-
-def test_one_approval_is_used_once_by_processes(worker: Worker, store_url: str) -> None:
-    """The same of eight processes."""
-    script = """
-    guard = Guard(os.environ["TEST_STORE"], approver="inbox")
-    @guard.tool(approve=True)
-    def act(n):
-        effect(n)
-    def spend():
-        try:
-            act(1)
-        except ApprovalPending as error:
-            os.write(1, f"{error.approval_id}\\n".encode())
-    """
-    asked = worker.run(script + "spend()").stdout.strip()
-    Guard(store_url).approvals.approve(asked, by="alice")
-    crowd = """
-    ready, go = os.pipe()
-    for _ in range(8):
-        if os.fork() == 0:
-            os.read(ready, 1)
-            spend()
-            os._exit(0)
-    os.write(go, b"x" * 8)
-    for _ in range(8):
-        os.wait()
-    """
-    pending = worker.run(script + crowd).stdout.split()
-    assert worker.effects == ["1"]
     assert (len(pending), len(set(pending))) == (7, 1)  # the others attach to one new question
 
 

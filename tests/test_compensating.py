@@ -158,7 +158,7 @@ def test_no_second_one_is_started_while_the_first_still_runs(
         elsewhere = worker.run("""
         guard.tool("hotel", compensate=lambda room: effect("again"))(lambda room: room)
         for name in ("__call__", "anew"):
-            guard._engine._compensations["hotel", name] = guard._engine._compensations["hotel", "<lambda>"]
+            guard._engine.known._compensations["hotel", name] = guard._engine.known._compensations["hotel", "<lambda>"]
         print([run.id for run in guard.recover().waiting])
         """)
         assert (elsewhere.stdout.strip(), elsewhere.stderr) == ("['trip']", "")

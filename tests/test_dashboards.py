@@ -1,6 +1,6 @@
 """The dashboards ask for metrics and attributes that we emit, and hold together; so do the files that bring them up.
 
-That every query has an answer is in ``tests/services``, against a real Prometheus.
+That Grafana can read them, and that every query has an answer of a real Prometheus, is in ``tests/services``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from sagaspan import semconv
-from tests.services.queries import Dashboard, dashboards
+from tests.services.queries import Dashboard, dashboards, documented
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "dashboards"
@@ -122,7 +122,7 @@ def test_every_metric_is_seen_somewhere() -> None:
 def test_searches_for_traces_ask_for_attributes_that_we_set(dashboard: Dashboard) -> None:
     """TraceQL and Jaeger's tags name constants of ours."""
     for query in dashboard.traceql:
-        assert re.fullmatch(r"\{[^{}]*\}( >> \{[^{}]*\})?", query), query
+        assert re.fullmatch(r"\{[^{}]*\}( >> \{[^{}]*\})?( \| sum_over_time\([\w.]+\) by \([\w.]+\))?", query), query
         asked = re.findall(r"\bspan\.([\w.]+)", query)
         assert asked or "name" in query
         assert set(asked) <= ATTRIBUTES, query
@@ -131,6 +131,29 @@ def test_searches_for_traces_ask_for_attributes_that_we_set(dashboard: Dashboard
     for tags in dashboard.jaeger_tags:
         ((name, _),) = re.findall(r'^([\w.]+)="([^"]*)"$', tags)
         assert name in ATTRIBUTES
+
+
+def test_searches_of_the_docs_ask_for_attributes_that_we_set() -> None:
+    """Nobody copies a search that finds nothing, whatever there is."""
+    queries = documented("traceql")
+    assert queries
+    for page, query in queries:
+        assert set(re.findall(r"\bspan\.([\w.]+)", query)) <= ATTRIBUTES, (page, query)
+
+
+def test_spend_is_shown_by_model_agent_tool_and_user() -> None:
+    """Users are no label of a metric: theirs is counted from the spans that say what was spent, and for whom."""
+    shown = {
+        panel["title"]: panel["targets"][0].get("expr") or panel["targets"][0]["query"]
+        for panel in dashboards()["money"].panels
+        if panel["title"].startswith("Spend by") and panel["type"] == "timeseries"
+    }
+    dimensions = {title: re.search(r"by \(([\w.]+)\)", query)[1] for title, query in shown.items()}  # type: ignore[index]
+    assert dimensions == {
+        "Spend by model": "gen_ai_request_model", "Spend by agent": "gen_ai_agent_name",
+        "Spend by tool": "gen_ai_tool_name", "Spend by user": f"span.{semconv.USER_ID}",
+    }  # fmt: skip
+    assert f"sum_over_time(span.{semconv.COST_USD})" in shown["Spend by user"]
 
 
 def test_panels_lead_to_traces(dashboard: Dashboard) -> None:
@@ -180,3 +203,58 @@ def test_an_exemplar_leads_to_jaeger() -> None:
     metrics, traces = sources
     (destination,) = metrics["jsonData"]["exemplarTraceIdDestinations"]
     assert destination == {"name": "trace_id", "datasourceUid": traces["uid"]}
+
+
+def _mounts(service: dict[str, Any]) -> dict[str, str]:
+    """What is mounted where, by the place within the container."""
+    return {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}
+
+
+def test_services_of_compose_find_each_other() -> None:
+    """Every host and port that a file names is a service, at the port where that listens; every path is mounted."""
+    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+    collector, config = services["collector"], (ROOT / "otel-collector.yaml").read_text()
+    defaults = dict(re.findall(r"\$\{env:([A-Z_]+):-([^}]+)\}", config))
+    set_ = {**defaults, **collector["environment"]}
+    listens = {
+        "collector": {set_[name].rpartition(":")[2] for name in ("OTELCOL_OTLP_GRPC", "OTELCOL_OTLP_HTTP")},
+        "jaeger": {"16686"}, "prometheus": {"9090"}, "grafana": {"3000"},
+    }  # fmt: skip
+    assert set(services) == set(listens)
+    for name, service in services.items():
+        assert {port.split(":")[2] for port in service["ports"]} == listens[name]
+        assert set(service.get("depends_on", ())) <= set(services)
+        for argument in service.get("command", ()):
+            if "config" in argument:
+                assert argument.rpartition("=")[2] in _mounts(service), argument
+    for address in ("OTELCOL_OTLP_GRPC", "OTELCOL_OTLP_HTTP", "OTELCOL_PROMETHEUS"):
+        assert set_[address].startswith("0.0.0.0:"), "nobody in another container gets there"
+    assert set_["OTELCOL_BACKEND"] == "jaeger:4317"
+    assert _mounts(collector)["/etc/sagaspan/otel-collector.yaml"] == "../otel-collector.yaml"
+    for folder in ("OTELCOL_TRACES_DIR", "OTELCOL_QUEUE_DIR"):
+        assert any(set_[folder].startswith(f"{place}/") for place in _mounts(collector)), folder
+    jobs = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
+    targets = {target for job in jobs for one in job["static_configs"] for target in one["targets"]}
+    assert targets == {
+        f"collector:{set_['OTELCOL_PROMETHEUS'].rpartition(':')[2]}",
+        f"collector:{set_['OTELCOL_SELF_PORT']}",
+    }
+
+
+def test_grafana_finds_its_data_sources_and_dashboards() -> None:
+    """They are services of compose, one of each kind that the dashboards choose from; both dashboards are mounted."""
+    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+    provisioning = FOLDER / "provisioning"
+    sources = yaml.safe_load((provisioning / "datasources" / "sagaspan.yaml").read_text())["datasources"]
+    for source in sources:
+        host, port = re.fullmatch(r"http://(\w+):(\d+)", source["url"]).groups()  # type: ignore[union-attr]
+        assert any(published.endswith(f":{port}") for published in services[host]["ports"]), source["url"]
+    assert {source["type"] for source in sources} == {source["uid"] for source in sources} == {"prometheus", "jaeger"}
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "sagaspan.yaml").read_text())["providers"]
+    mounts = _mounts(services["grafana"])
+    assert mounts["/etc/grafana/provisioning"] == "./provisioning"
+    mounted = {place for place in mounts if place.startswith(f"{provider['options']['path']}/")}
+    assert {mounts[place] for place in mounted} == {f"./{name}.json" for name in dashboards()}
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home in mounted
+    assert len({board.json["uid"] for board in dashboards().values()}) == len(dashboards())

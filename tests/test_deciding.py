@@ -117,7 +117,7 @@ def test_a_function_is_no_surer_than_the_user_of_its_process(guard: Guard, ask: 
 
 
 def _pay(guard: Guard) -> Callable[..., Any]:
-    tool = guard._engine.tools["pay"]
+    tool = guard._engine.known.tools["pay"]
     return guard.tool("pay", **tool.policy._decided())(tool.function)
 
 

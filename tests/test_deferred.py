@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-import sqlite3
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +24,9 @@ from sagaspan import (
     RunError,
     Unsure,
 )
-from sagaspan.stores.sqlite import SqliteStore
+from sagaspan.ledger.store import Store
 from sagaspan.testing import World
-from tests.conftest import Caller
+from tests.conftest import Caller, Sql
 
 
 class Declined(Exception):
@@ -121,28 +119,27 @@ def test_what_is_on_disk_before_the_first_is_sent(
     guard: Guard, caller: Caller, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The schedule, then the decision to complete, then each claim: all of them synced."""
-    save = SqliteStore.commit
+    save = type(guard._store).commit
 
-    def commit(store: SqliteStore, changes: Any, *, synced: bool) -> Any:
+    def commit(store: Store, changes: Any, *, synced: bool) -> Any:
         seen.append((changes[-1].audit.event, synced))
         return save(store, changes, synced=synced)
 
     seen: list[tuple[str, bool]] = []
-    monkeypatch.setattr(SqliteStore, "commit", commit)
+    monkeypatch.setattr(type(guard._store), "commit", commit)
     caller.play(post.play, "mail ann", "mail bob")
     synced = [event for event, to_disk in seen if to_disk]
     assert synced == ["schedule", "schedule", "run.finish", "claim", "claim", "run.complete"]
 
 
-def test_a_worker_that_was_taken_over_sends_nothing_more(guard: Guard, caller: Caller, tmp_path: Path) -> None:
+def test_a_worker_that_was_taken_over_sends_nothing_more(guard: Guard, caller: Caller, sql: Sql) -> None:
     """Its run has another owner since the first call: the second is that one's to send."""
     sent: list[int] = []
 
     @caller.tool(guard, defer=True)
     def send(n: int) -> None:
         sent.append(n)
-        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as connection, connection:
-            connection.execute("update runs set epoch = epoch + 1, version = version + 1")
+        sql("update runs set epoch = epoch + 1, version = version + 1")
 
     async def job() -> None:
         async with caller.run(guard, id="a"):
@@ -157,15 +154,12 @@ def test_a_worker_that_was_taken_over_sends_nothing_more(guard: Guard, caller: C
 
 
 @pytest.mark.parametrize("meanwhile", ["unknown", "done"])
-def test_a_worker_that_was_taken_over_gives_up_nothing(
-    guard: Guard, caller: Caller, tmp_path: Path, meanwhile: str
-) -> None:
+def test_a_worker_that_was_taken_over_gives_up_nothing(guard: Guard, caller: Caller, sql: Sql, meanwhile: str) -> None:
     """Somebody else judged or sent its call meanwhile: ``critical=False`` makes that no failure."""
 
     @caller.tool(guard, defer=True, critical=False, marks_sending=True)
     def send(n: int) -> None:
-        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as connection, connection:
-            connection.execute("update calls set state = ?, version = version + 1", (meanwhile,))
+        sql("update calls set state = ?, version = version + 1", (meanwhile,))
         guard.current_call().sending()
         pytest.fail("sent")
 

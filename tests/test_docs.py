@@ -60,7 +60,7 @@ def _columns() -> str:
             connection.execute(script)
         relations = connection.execute(
             "select schema_name, view_name, comment from duckdb_views() where not internal "
-            "union all select schema_name, table_name, comment from duckdb_tables()"
+            "union all select schema_name, table_name, comment from duckdb_tables() where schema_name <> 'totals'"
         ).fetchall()
         named = re.compile(r"^comment on (?:view|table) (\S+)", re.MULTILINE)
         order = [name for script in create_scripts() for name in named.findall(script)]

@@ -18,7 +18,6 @@ from sagaspan import (
     OutcomeUnknown,
     ToolTimeout,
     Unsure,
-    _run,
 )
 from sagaspan.ledger.in_doubt import record_late_result
 from sagaspan.stores import connect
@@ -223,7 +222,7 @@ def test_a_body_that_still_runs_is_waited_for(guard: Guard) -> None:
 
 def test_a_body_that_does_not_end_holds_the_run(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may still have its effect; recovery undoes the run once it is over."""
-    monkeypatch.setattr(_run, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("sagaspan._leaving.GRACE_SECONDS", 0.1)
     slow = Slow(guard)
     with pytest.raises(Declined), guard.run(id="r") as run:
         with pytest.raises(ToolTimeout):

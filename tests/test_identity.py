@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,77 @@ def test_an_equal_write_of_another_object_is_refused_not_skipped(guard: Guard) -
         pay_b(6)
     assert (a.log, b.log) == (["pay 5"], ["pay 6"])
     assert len(run.calls) == 2
+
+
+@dataclass(frozen=True)
+class Account:
+    """A value: equal ones are one."""
+
+    number: str
+
+
+def made(held: Any, log: list[object]) -> Callable[..., Any]:
+    """A tool that closes over ``held``."""
+
+    def pay(amount: int) -> int:
+        log.append((held, amount))
+        return amount
+
+    return pay
+
+
+def made_by_default(held: Any, log: list[object]) -> Callable[..., Any]:
+    """One that has it as a default, which no caller gives."""
+
+    def pay(amount: int, *, idempotency_key: str = held) -> int:
+        log.append((held, amount))
+        return amount
+
+    return pay
+
+
+def within(held: Any, log: list[object]) -> Callable[..., Any]:
+    """One that closes over a function that closes over it, and over itself."""
+
+    def send(amount: int) -> int:
+        log.append((held, amount, send, pay))
+        return amount
+
+    def pay(amount: int) -> int:
+        return send(amount)
+
+    return pay
+
+
+SHARED = Client()
+
+
+@pytest.mark.parametrize("make", [made, within])
+@pytest.mark.parametrize("hold", [lambda: "a", lambda: 1.5, lambda: None, lambda: SHARED, lambda: Account("".join("a")),
+                                  lambda: ("a", (SHARED,))])  # fmt: skip
+def test_a_tool_that_a_factory_makes_anew_is_the_same_tool(guard: Guard, make: Any, hold: Callable[[], Any]) -> None:
+    """What it is made with is identical, or equal and not to be changed: an equal write is answered."""
+    log: list[object] = []
+    with guard.run("r") as run:
+        for _ in range(2):
+            assert guard.wrap(make(hold(), log), {"pay": {"effect": "write"}})(5) == 5
+    assert len(log) == len(run.calls) == 1
+
+
+@pytest.mark.parametrize("make", [made, within, made_by_default])
+@pytest.mark.parametrize("pair", [("a", "b"), (1, True), ([], []), ({}, {}), (Client(), Client()),
+                                  (Account("a"), Account("b")), ((1,), (True,)), (("a", []), ("a", []))])  # fmt: skip
+def test_one_that_is_made_with_another_thing_is_another_tool(
+    guard: Guard, make: Any, pair: tuple[object, object]
+) -> None:
+    """Two lists that are equal now are two things: a write to the one is none to the other."""
+    log: list[object] = []
+    pays = [guard.wrap(make(held, log), {"pay": {"effect": "write"}}) for held in pair]
+    with guard.run("r"):
+        pays[0](5)
+        with pytest.raises(ConfigurationError, match="different names"):
+            pays[1](5)
+    assert len(log) == 1
 
 
 def test_what_two_things_undo_is_guessed_by_no_other_process(guard: Guard, store_url: str) -> None:

@@ -286,6 +286,29 @@ def test_business_keys_over_all_runs(guard: Guard, caller: Any) -> None:
     assert ran == [7]
 
 
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("\u4e00" * 667, "its key has 2001 bytes, and 2000 are the most; .* by their hash"),
+        ("a\0b", r"its key 'a\\x00b' has a NUL at 1, which no server holds; leave it out"),
+        ({"note": "x" * 2000}, "its key has 2011 bytes"),
+    ],
+)
+def test_a_key_that_not_every_store_holds_is_refused(guard: Guard, key: Any, sentence: str) -> None:
+    """Before anything of the call is on record, and on each store alike; the longest that fits is a key to its end."""
+    ran: list[Any] = []
+    act = guard.tool("act", effect="write", key=lambda what: what)(lambda what: ran.append(what))
+    longest = "".join(map(chr, range(0x4E00, 0x4E00 + 665)))
+    with guard.run(id="r"):
+        with pytest.raises(ConfigurationError, match=f"tool 'act' did not run: {sentence}") as caught:
+            act(key)
+        assert caught.value.tool_ran == "no"
+        for end in ("1", "2", "1"):
+            act(longest + end)
+    assert ran == [f"{longest}1", f"{longest}2"]
+    assert len(guard.runs.get("r").calls) == 2
+
+
 def test_key_expressions_and_unencodable_arguments(guard: Guard) -> None:
     """An argument without encoding needs ``key=``; with it the record says what it was."""
 

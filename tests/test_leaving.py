@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from sagaspan import Applied, Guard, OutcomeUnknown, RunClosed, ToolTimeout
 from sagaspan import _backends as backends
-from sagaspan import _run as runs
+from sagaspan import _leaving as leaving
 from sagaspan.testing import frozen_clock
 
 
@@ -90,7 +90,7 @@ async def test_a_cancelled_run_waits_for_the_thread_of_its_tool(guard: Guard) ->
 async def test_so_it_does_where_the_tool_is_awaited(guard: Guard) -> None:
     """A synchronous body that an asynchronous caller gave up is watched, and waited for before its step is undone."""
     shop = Shop(guard)
-    tool = guard.define(shop._pay, name="pay", policy=guard._engine.tools["pay"].policy)
+    tool = guard.define(shop._pay, name="pay", policy=guard._engine.known.tools["pay"].policy)
 
     async def job() -> None:
         async with guard.run(id="r", on_interrupt="compensate"):
@@ -113,7 +113,7 @@ def test_after_the_grace_nothing_is_undone_whose_body_still_runs(
     guard: Guard, monkeypatch: pytest.MonkeyPatch, timed_out: bool
 ) -> None:
     """The run is held; once the body has ended, recovery undoes what it did."""
-    monkeypatch.setattr(runs, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(leaving, "GRACE_SECONDS", 0.1)
     shop = Shop(guard, timeout=0.05 if timed_out else None)
 
     def job() -> None:
@@ -140,7 +140,7 @@ def test_after_the_grace_nothing_is_undone_whose_body_still_runs(
 
 async def test_nor_by_an_asynchronous_run(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that goes on beside the block, and swallows its cancellation, is a call in flight like others."""
-    monkeypatch.setattr(runs, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(leaving, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(backends, "CANCEL_SECONDS", 0.02)
     shop = Shop(guard, timeout=20)
     with pytest.raises(ValueError, match="no"):
@@ -174,7 +174,7 @@ def test_a_doubt_may_be_over_while_the_run_waits(guard: Guard) -> None:
 
 def test_a_timeout_itself_is_not_waited_for(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ``ToolTimeout`` leaves is held at once: its caller set the time that he is ready to wait."""
-    monkeypatch.setattr(runs, "GRACE_SECONDS", 3600.0)
+    monkeypatch.setattr(leaving, "GRACE_SECONDS", 3600.0)
     shop = Shop(guard, timeout=0.05)
     with pytest.raises(ToolTimeout), guard.run(id="r"):
         shop.pay("1")
@@ -186,7 +186,7 @@ def test_what_a_probe_has_seen_is_not_undone_while_its_body_still_runs(
     guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It happened, but it may not be all of it: the undo waits for the end of the body, here and on request."""
-    monkeypatch.setattr(runs, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(leaving, "GRACE_SECONDS", 0.1)
     shop = Shop(guard, timeout=0.05, probe=lambda order: Applied(order))
     with pytest.raises(ValueError, match="no"), guard.run(id="r"):
         with pytest.raises(ToolTimeout):
@@ -207,7 +207,7 @@ def test_nothing_begins_once_a_run_is_left_to_be_undone(
     guard: Guard, nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that goes on calling, also in a nested run, is refused from then on; what it did is undone."""
-    monkeypatch.setattr(runs, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(leaving, "GRACE_SECONDS", 2.0)
     shop = Shop(guard)
     refused: list[Exception] = []
     busy = threading.Event()

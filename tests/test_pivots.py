@@ -21,8 +21,7 @@ from sagaspan import (
     RunClosed,
     Unsure,
 )
-from sagaspan.ledger.store import Barrier
-from sagaspan.stores.sqlite import SqliteStore
+from sagaspan.ledger.store import Barrier, Store
 from tests.conftest import Caller, Worker
 
 
@@ -459,10 +458,10 @@ def test_a_step_that_starts_at_the_same_moment_is_seen(guard: Guard, monkeypatch
         order.log.append("slow")
 
     tool = guard.tool("slow", effect="write")(slow)
-    save = SqliteStore.commit
+    save = type(guard._store).commit
     context = contextvars.copy_context
 
-    def commit(self: SqliteStore, changes: Any, *, synced: bool) -> Any:
+    def commit(self: Store, changes: Any, *, synced: bool) -> Any:
         if any(isinstance(change, Barrier) for change in changes):
             if not began.is_set():
                 thread.start()
@@ -479,7 +478,7 @@ def test_a_step_that_starts_at_the_same_moment_is_seen(guard: Guard, monkeypatch
     refused: list[Any] = []
     with guard.run(id="r"):
         thread = threading.Thread(target=context().run, args=(tool,), daemon=True)
-        monkeypatch.setattr(SqliteStore, "commit", commit)
+        monkeypatch.setattr(type(guard._store), "commit", commit)
         order.ship("r")
         thread.join(20)
     assert isinstance(refused[0], Barrier)

@@ -23,7 +23,7 @@ from sagaspan.ledger.store import CallChange
 from sagaspan.ledger.transitions import CallEvent, duplicate_effect, move_call
 from sagaspan.stores import sqlite
 from sagaspan.testing import assert_history, frozen_clock
-from tests.conftest import Caller, Worker
+from tests.conftest import Caller, Sql, Worker
 
 
 class Shop:
@@ -69,15 +69,9 @@ def shop(guard: Guard) -> Shop:
     return Shop(guard)
 
 
-def rows(tmp_path: Path) -> dict[str, int]:
+def rows(sql: Sql) -> dict[str, int]:
     """How many rows each table has."""
-    connection = sqlite3.connect(tmp_path / "ledger.db")
-    found = {
-        table: connection.execute(f"select count(*) from {table}").fetchone()[0]
-        for table in ("runs", "calls", "audit", "locks")
-    }
-    connection.close()
-    return found
+    return {table: sql(f"select count(*) from {table}")[0][0] for table in ("runs", "calls", "audit", "locks")}
 
 
 def a_settled_run(shop: Shop, name: str) -> None:
@@ -86,7 +80,7 @@ def a_settled_run(shop: Shop, name: str) -> None:
         shop.look(name)
 
 
-def test_what_is_settled_is_forgotten_with_its_history(guard: Guard, shop: Shop, tmp_path: Path) -> None:
+def test_what_is_settled_is_forgotten_with_its_history(guard: Guard, shop: Shop, sql: Sql) -> None:
     """Completed, failed and compensated runs go with the runs inside them, their calls and their audit rows."""
     a_settled_run(shop, "completed")
     with pytest.raises(LookupError), guard.run("job", id="failed"):
@@ -94,15 +88,15 @@ def test_what_is_settled_is_forgotten_with_its_history(guard: Guard, shop: Shop,
     with pytest.raises(LookupError), guard.run("job", id="compensated"):
         shop.book("x")
         raise LookupError
-    before = rows(tmp_path)
+    before = rows(sql)
     expected = guard.prune(older_than=0, dry_run=True)
-    assert rows(tmp_path) == before
+    assert rows(sql) == before
     done = guard.prune(older_than=0)
     assert (done.runs, done.calls) == (expected.runs, expected.calls) == (4, 4)
     assert done.kept == {}
-    assert done.spare_bytes
+    assert done.spare_bytes or not guard._store.url.startswith("sqlite")
     assert guard.runs.list() == []
-    assert rows(tmp_path) == {"runs": 0, "calls": 0, "audit": 4, "locks": 0}  # each leaves one that says so
+    assert rows(sql) == {"runs": 0, "calls": 0, "audit": 4, "locks": 0}  # each leaves one that says so
     assert guard.prune(older_than=0).runs == 0
 
 
@@ -210,13 +204,13 @@ OPEN = [_open_inside, _paused, _paused_inside, _held, _interrupted, _in_doubt, _
 
 
 @pytest.mark.parametrize("make", OPEN)
-def test_what_is_not_over_stays_whole(guard: Guard, shop: Shop, tmp_path: Path, make: Callable[[Shop], None]) -> None:
+def test_what_is_not_over_stays_whole(guard: Guard, shop: Shop, sql: Sql, make: Callable[[Shop], None]) -> None:
     """Open, paused, held, in doubt, not undone, waiting for a process, or done twice: not a row of it is forgotten."""
     make(shop)
-    before, history = rows(tmp_path), [row.event for row in guard._store.audit_of("default", "open")]
+    before, history = rows(sql), [row.event for row in guard._store.audit_of("default", "open")]
     done = guard.prune(older_than=0, forget_keys=True)
     assert (done.runs, done.calls) == (0, 0)
-    assert rows(tmp_path) == before
+    assert rows(sql) == before
     assert [row.event for row in guard._store.audit_of("default", "open")] == history
     assert_history(guard)
 
@@ -313,15 +307,15 @@ def test_how_often_an_undo_was_tried_is_not_forgotten(guard: Guard, shop: Shop) 
     assert (done.calls, done.kept) == (0, {"open": 2})
 
 
-def test_locks_that_nobody_holds_are_forgotten(guard: Guard, tmp_path: Path) -> None:
+def test_locks_that_nobody_holds_are_forgotten(guard: Guard, sql: Sql) -> None:
     """The lock of a forgotten run or call is free, and so is its name."""
     write = guard.tool("write", effect="write", lock="name")(lambda name: name)
     with guard.run("job", id="a"):
         write("x")
     write("y")
-    assert rows(tmp_path)["locks"] == 2
+    assert rows(sql)["locks"] == 2
     guard.prune(older_than=0)
-    assert rows(tmp_path)["locks"] == 0
+    assert rows(sql)["locks"] == 0
     with guard.run("job", id="b"):
         write("x")
 
@@ -491,7 +485,8 @@ def test_the_command(
     assert prune().exit_code == 2
 
 
-def test_the_room_is_given_back(guard: Guard, prune: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.of_sqlite("what a vacuum does to its file")
+def test_the_room_is_given_back(guard: Guard, prune: Callable[..., Any], tmp_path: Path, sql: Sql) -> None:
     """``--vacuum`` makes the file smaller; a guard that has it open goes on."""
     tool = guard.tool("say")(lambda n: "x" * 100_000)
     with guard.run("job", id="a"):
@@ -508,7 +503,8 @@ def test_the_room_is_given_back(guard: Guard, prune: Callable[..., Any], tmp_pat
         assert len(tool(1)) == 100_000
 
 
-def test_a_ledger_that_is_locked_is_said(guard: Guard, shop: Shop, prune: Callable[..., Any], tmp_path: Path,
+@pytest.mark.of_sqlite("its one writer")
+def test_a_ledger_that_is_locked_is_said(guard: Guard, shop: Shop, prune: Callable[..., Any], tmp_path: Path, sql: Sql,
                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """What was not forgotten stays, and the next prune takes it."""
     a_settled_run(shop, "a")

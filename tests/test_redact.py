@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,20 @@ from click.testing import CliRunner
 from opentelemetry.sdk.trace import TracerProvider
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from sagaspan import CompensationFailed, ConfigurationError, Guard, OutcomeUnknown, Policy, Retry, configure_tracing
+from sagaspan import (
+    ApprovalPending,
+    CompensationFailed,
+    ConfigurationError,
+    Guard,
+    OutcomeUnknown,
+    Policy,
+    Retry,
+    configure_tracing,
+)
+from sagaspan._secret import path_for
 from sagaspan.cli import cli
-from tests.conftest import Caller
+from tests.conftest import Caller, Sql
+from tests.servers import Postgres
 
 CANARY = '4111-canary/1111 "quoted" é'
 OTHERS = ("tok_canary_9f8e7d", "987654321012")
@@ -29,15 +41,27 @@ def spelt(secret: str) -> set[bytes]:
     return {text.encode() for text in texts}
 
 
-def check_clean(folder: Path, *texts: str) -> None:
-    """No file below ``folder``, and none of ``texts``, holds one of the secrets."""
+def check_clean(folder: Path, *texts: str, rows: Sequence[tuple[Any, ...]] = ()) -> None:
+    """No file below ``folder``, none of ``texts``, and none of ``rows`` of a ledger holds one of the secrets."""
     files = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     files |= {f"text {number}": text.encode() for number, text in enumerate(texts)}
+    files |= {f"row {row}": b"\n".join(c if isinstance(c, bytes) else str(c).encode() for c in row) for row in rows}
     for name, content in files.items():
         for secret in (CANARY, *OTHERS):
             for form in spelt(secret):
                 assert form not in content, f"{secret!r} is in {name}"
-    assert any(name.endswith("ledger.db") for name in files)
+    assert rows or any(name.endswith("ledger.db") for name in files)
+
+
+@pytest.fixture
+def clean(sql: Sql, tmp_path: Path) -> Callable[..., None]:
+    """``check_clean`` of this test's folder and of all that its ledger holds, wherever that is."""
+    tables = ("runs", "calls", "approvals", "audit", "usage", "locks", "loops", "facts")
+
+    def check(*texts: str) -> None:
+        check_clean(tmp_path, *texts, rows=[row for table in tables for row in sql(f'select * from "{table}"')])
+
+    return check
 
 
 class Customer(BaseModel):
@@ -133,7 +157,7 @@ def test_a_canary_goes_through_every_path_and_is_nowhere(
     check_clean(home, *shown, caplog.text)
 
 
-def test_what_others_say_of_a_call_is_cleaned_too(guard: Guard, tmp_path: Path, caller: Caller) -> None:
+def test_what_others_say_of_a_call_is_cleaned_too(guard: Guard, clean: Callable[..., None], caller: Caller) -> None:
     """The answer of an expectation, and of a probe, in the record and in the audit trail."""
     undo = {"compensate": lambda: pytest.fail("undone"), "expect": lambda: f"now it is {CANARY}"}
     pay = caller.tool(guard, "pay", effect="write", redact=["card"], **undo)(lambda card: None)
@@ -163,7 +187,7 @@ def test_what_others_say_of_a_call_is_cleaned_too(guard: Guard, tmp_path: Path, 
     said = guard._store.audit_of("default", "a") + guard._store.audit_of("default", "b")
     for sentence in ("now it is <redacted>", "looked for <redacted>"):
         assert any(sentence in (row.detail or "") for row in said), sentence
-    check_clean(tmp_path)
+    clean()
 
 
 # -- what is recorded instead ----------------------------------------------------------------------------------
@@ -202,11 +226,11 @@ def test_the_hash_is_no_hash_of_the_value_alone(guard: Guard, store_url: str, tm
                 one.tool(name, redact=["pin"])(lambda pin: None)("1234")
             digests |= {call.args["pin"].digest for call in one.calls.list(open=False)}
     assert len(digests) == 4
-    secret = tmp_path / "ledger.db.secret"
+    secret = path_for(store_url)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
-def test_paths_reach_into_everything(guard: Guard, tmp_path: Path) -> None:
+def test_paths_reach_into_everything(guard: Guard, clean: Callable[..., None]) -> None:
     """Lists, tuples, mappings with other keys, models, any field, and a name anywhere."""
 
     @guard.tool(redact=["order.*.pin", "people.ssn", "**.password", "result.items.token"])
@@ -218,7 +242,7 @@ def test_paths_reach_into_everything(guard: Guard, tmp_path: Path) -> None:
     (call,) = guard.calls.list(open=False)
     assert call.args["people"][0][0]["name"] == "Ann"
     assert call.result["items"][0]["n"] == 1
-    check_clean(tmp_path)
+    clean()
 
 
 def test_absent_values_stay_absent(guard: Guard) -> None:
@@ -233,7 +257,7 @@ def test_absent_values_stay_absent(guard: Guard) -> None:
     assert guard.runs.get("a").calls[0].args == {"card": None}
 
 
-def test_a_secret_is_redacted_by_itself(guard: Guard, tmp_path: Path) -> None:
+def test_a_secret_is_redacted_by_itself(guard: Guard, clean: Callable[..., None]) -> None:
     """pydantic's secrets, also within models and lists, need no policy; equal ones are the same call."""
     ran: list[int] = []
 
@@ -253,10 +277,12 @@ def test_a_secret_is_redacted_by_itself(guard: Guard, tmp_path: Path) -> None:
         login(Login(user="ann", password=SecretStr("another")), [])
     assert len(ran) == 2
     assert guard.runs.get("a").calls[0].args["login"]["user"] == "ann"
-    check_clean(tmp_path)
+    clean()
 
 
-def test_what_a_person_says_it_returned_is_redacted_too(guard: Guard, store_url: str, tmp_path: Path) -> None:
+def test_what_a_person_says_it_returned_is_redacted_too(
+    guard: Guard, store_url: str, clean: Callable[..., None]
+) -> None:
     """Also by a command line that does not have the tool: the ledger knows which fields."""
 
     @guard.tool(effect="write", error_means="unknown", redact=["result.token"])
@@ -274,7 +300,7 @@ def test_what_a_person_says_it_returned_is_redacted_too(guard: Guard, store_url:
     )
     assert done.exit_code == 0, done.output
     assert guard.calls.get(call.id).result["id"] == 7
-    check_clean(tmp_path, done.output)
+    clean(done.output)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------
@@ -328,7 +354,7 @@ def test_nobody_takes_back_what_another_source_redacts(tmp_path: Path, store_url
     assert all(str(value).startswith("<redacted") for value in call.args.values())
 
 
-def test_a_key_made_of_an_argument_with_redacted_fields_is_hashed(guard: Guard, tmp_path: Path) -> None:
+def test_a_key_made_of_an_argument_with_redacted_fields_is_hashed(guard: Guard, clean: Callable[..., None]) -> None:
     """A function could have put anything into it."""
     ran = []
     pay = guard.tool("pay", key=lambda customer: customer["ssn"], redact=["customer.ssn"])(
@@ -337,7 +363,7 @@ def test_a_key_made_of_an_argument_with_redacted_fields_is_hashed(guard: Guard, 
     for _ in range(2):
         pay({"ssn": OTHERS[1]})
     assert ran == [1]
-    check_clean(tmp_path)
+    clean()
 
 
 # -- a policy that changes -------------------------------------------------------------------------------------
@@ -394,14 +420,46 @@ def test_processes_share_the_secret_of_the_environment(
     assert "b" * 64 not in CliRunner().invoke(cli, ["doctor", "--json"]).output
 
 
+@pytest.mark.of_sqlite("the secret beside its file")
 def test_a_secret_that_is_gone_is_not_made_anew(store_url: str, tmp_path: Path) -> None:
     """With another one, what was done would look new."""
     _pays(store_url)
     (tmp_path / "ledger.db.secret").unlink()
-    with pytest.raises(ConfigurationError, match=r"is gone; restore it.*SAGASPAN_SECRET"):
+    with pytest.raises(ConfigurationError, match=r"is not in .*; restore it.*SAGASPAN_SECRET"):
         _pays(store_url)
 
 
+def _asked_on(url: str, card: str) -> tuple[str, ...]:
+    """What ``card`` is paid with once somebody agreed; the ids of the requests without that."""
+    with Guard(url, approver="inbox") as guard:
+        pay = guard.tool("pay", key="order", redact=["card"], approve=True)(lambda order, card: card)
+        with contextlib.suppress(ApprovalPending), guard.run(id="r"):
+            return ("paid", pay("o-1", card))
+        return tuple(request.id for request in guard.approvals.list())
+
+
+def test_what_is_approved_on_one_host_is_asked_for_on_another(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have one secret: who makes it says that all need it, and who lacks it is refused and makes none."""
+    monkeypatch.setenv("SAGASPAN_HOME", str(tmp_path / "a" / ".sagaspan"))
+    (request,) = _asked_on(postgres.url, CANARY)
+    secret = tmp_path / "a" / ".sagaspan" / "secret"
+    assert (stat.S_IMODE(secret.stat().st_mode), stat.S_IMODE(secret.parent.stat().st_mode)) == (0o600, 0o700)
+    assert [str(secret) in entry.message for entry in caplog.records] == [True]
+    other = tmp_path / "b" / ".sagaspan"
+    monkeypatch.setenv("SAGASPAN_HOME", str(other))
+    with pytest.raises(ConfigurationError, match=rf"is not in {other}/secret; .*copy it from a host.*SAGASPAN_SECRET"):
+        _asked_on(postgres.url, CANARY)
+    assert not other.exists()
+    monkeypatch.setenv("SAGASPAN_SECRET", secret.read_text().strip())
+    with Guard(postgres.url) as guard:
+        guard.approvals.approve(request, by="ada")
+    assert _asked_on(postgres.url, CANARY) == ("paid", CANARY)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.of_sqlite("the secret beside its file")
 def test_a_secret_that_others_can_read_is_refused(store_url: str, tmp_path: Path) -> None:
     """As ssh refuses such a key."""
     _pays(store_url)
@@ -410,6 +468,7 @@ def test_a_secret_that_others_can_read_is_refused(store_url: str, tmp_path: Path
         _pays(store_url)
 
 
+@pytest.mark.of_sqlite("the secret beside its file")
 def test_processes_that_start_at_once_agree_on_one(worker: Any, tmp_path: Path) -> None:
     """Each makes one, and all use the first."""
     script = """
@@ -427,6 +486,7 @@ def test_processes_that_start_at_once_agree_on_one(worker: Any, tmp_path: Path) 
     assert [path.name for path in tmp_path.glob("*.secret*")] == ["ledger.db.secret"]
 
 
+@pytest.mark.of_sqlite("the secret beside its file")
 def test_a_guard_without_any_of_it_asks_for_no_secret(guard: Guard, tmp_path: Path) -> None:
     """Nothing is made, and nothing is asked of the store."""
     asked = []

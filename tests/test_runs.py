@@ -28,7 +28,7 @@ from sagaspan import (
     StoreUnavailable,
     ToolTimeout,
 )
-from sagaspan.stores.sqlite import SqliteStore
+from sagaspan.ledger.store import Store
 from tests.conftest import Caller
 
 
@@ -698,6 +698,7 @@ def test_runs_of_different_ledgers_do_not_meet(guard: Guard, tmp_path: Path) -> 
         assert not run.resumed
 
 
+@pytest.mark.of_sqlite("its paths")
 def test_two_guards_of_one_ledger_do_meet(guard: Guard, tmp_path: Path) -> None:
     """Two guards on one file see one another's runs, however the path is spelt."""
     (tmp_path / "link").symlink_to(tmp_path)
@@ -706,9 +707,11 @@ def test_two_guards_of_one_ledger_do_meet(guard: Guard, tmp_path: Path) -> None:
             other.run(id=url).__enter__()
 
 
+@pytest.mark.of_sqlite("a folder in the place of its file")
 def test_a_run_whose_entry_failed_can_be_entered(guard: Guard, store_url: str, tmp_path: Path) -> None:
     """An entry that the store refused leaves nothing behind in this process."""
     ledger = tmp_path / "ledger.db"
+    ledger.unlink()
     ledger.mkdir()
     with pytest.raises(StoreUnavailable):
         guard.run(id="a").__enter__()
@@ -1118,15 +1121,15 @@ def test_results_around_the_timeout_are_never_lost(guard: Guard) -> None:
 def test_a_result_that_arrives_during_the_settle(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the timeout and its record on disk a result is kept, and is evidence a moment later."""
     go_on = threading.Event()
-    save = SqliteStore.commit
+    save = type(guard._store).commit
 
-    def slowly(store: SqliteStore, changes: Any, *, synced: bool) -> bool:
+    def slowly(store: Store, changes: Any, *, synced: bool) -> bool:
         if changes[0].record.state == "unknown":
             go_on.set()
             time.sleep(0.1)
         return save(store, changes, synced=synced)
 
-    monkeypatch.setattr(SqliteStore, "commit", slowly)
+    monkeypatch.setattr(type(guard._store), "commit", slowly)
 
     @guard.tool(effect="write", timeout=0.05)
     def slow() -> str:

@@ -63,7 +63,7 @@ def test_all_frames_are_kept(guard: Guard, monkeypatch: pytest.MonkeyPatch, why:
         tool: Any = guard.tool("fails")(lambda: 1 / 0)
     else:
         tool = guard.tool("fine")(lambda: None)
-        monkeypatch.setattr("sagaspan._engine.idempotency_key", None)
+        monkeypatch.setattr("sagaspan._making.idempotency_key", None)
     with pytest.raises((ZeroDivisionError, TypeError)) as raised:
         tool()
     assert "call_sync" in files_of(raised.value)

@@ -15,31 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from sagaspan import ConfigurationError, NotApplied, SagaspanError
+from sagaspan import ApprovalPending, ConfigurationError, SagaspanError
 from sagaspan.adapters import beside, hearing, told, told_of_tool
 from sagaspan_crewai import _compat
 from sagaspan_crewai._compat import ToolFailure, ToolFailureReason
-from sagaspan_crewai._places import MARK, body_of, bound, places_of
+from sagaspan_crewai._failures import McpError, ToolSaysFailed, checked
+from sagaspan_crewai._own import put
+from sagaspan_crewai._places import MARK, body_of, bound, places_of, worker
 from sagaspan_crewai._session import Decision, Session, decision_in_force, session_in_force
 from sagaspan_crewai._toolbox import Guarded, Toolbox
 
 _STOPS: Final = "the run stops; nothing more is done in it"
-
-
-class ToolSaysFailed(NotApplied):
-    """A tool returned a ``ToolFailure``: its own word that it did not do what it was asked."""
-
-    def __init__(self, failure: ToolFailure) -> None:
-        super().__init__(failure.as_agent_message())
-        self.failure = failure
-
-
-class McpError(Exception):
-    """An MCP server answered with an error, which does not say whether anything happened."""
-
-    def __init__(self, failure: ToolFailure) -> None:
-        super().__init__(failure.as_agent_message())
-        self.failure = failure
 
 
 def install(tool: Any, owner: Toolbox | None = None) -> None:
@@ -49,8 +35,11 @@ def install(tool: Any, owner: Toolbox | None = None) -> None:
     """
     for place in places_of(tool):
         if not hasattr(vars(tool).get(place), MARK):
-            # Not by assignment: pydantic knows no field of the method's name.
-            vars(tool)[place] = _guarded(tool, place, owner)
+            guarded = _guarded(tool, place, owner)
+            if owner is None:
+                put(tool, place, guarded)
+            else:  # a copy of a tool that was wrapped by itself must not come without its guard
+                vars(tool)[place] = guarded
 
 
 def install_late(tool: Any, structured: Any) -> None:
@@ -98,28 +87,30 @@ def _guarded(tool: Any, place: str, owner: Toolbox | None) -> Callable[..., Any]
     return guarded
 
 
-_running: ContextVar[tuple[Any, str] | None] = ContextVar("sagaspan_crewai_running", default=None)
-"""The tool whose body runs here, and the place it was called by."""
+_running: ContextVar[_BodyCall | None] = ContextVar("sagaspan_crewai_running", default=None)
+"""The call whose body runs here."""
 
 
 class _BodyCall:
     """One call of a guarded body."""
 
     def __init__(self, tool: Any, place: str, run: Callable[..., Any], box: Toolbox, session: Session | None) -> None:
-        self._tool = tool
-        self._place = place
-        self._run = run
+        self.tool = tool
+        self.place = place
+        self._run = worker(tool, place, run)
         self._box = box
         self._session = session
         decision = decision_in_force.get()
         self._decision: Decision | None = decision if decision is not None and decision.tool is tool else None
+        self.around = _running.get()
+        self.pause: ApprovalPending | None = None
         self._is_agents = self._decision is not None or (decision is None and _compat.is_agents_call())
 
     @classmethod
     def made(cls, tool: Any, place: str, run: Callable[..., Any], owner: Toolbox | None) -> _BodyCall | None:
         """The call that is made here; None if nobody guards it, or it is a part of one: ``run`` calls ``_run``."""
         running = _running.get()
-        if running is not None and running[0] is tool and running[1] != place:
+        if running is not None and running.tool is tool and running.place != place:
             return None
         session = session_in_force.get()
         box = owner or (None if session is None else session.tools)
@@ -130,7 +121,7 @@ class _BodyCall:
             return self._decision.answer
         with self._alone():
             try:
-                guarded = self._box.of(self._tool, self._place)
+                guarded = self._box.of(self.tool, self.place)
                 arguments = guarded.arguments(args, kwargs)
                 if self._is_only_asked:
                     self._ask(guarded, arguments)
@@ -150,7 +141,7 @@ class _BodyCall:
             return self._decision.answer
         with self._alone():
             try:
-                guarded = self._box.of(self._tool, self._place)
+                guarded = self._box.of(self.tool, self.place)
                 arguments = guarded.arguments(args, kwargs)
                 if self._is_only_asked:
                     await asyncio.to_thread(self._ask, guarded, arguments)
@@ -174,7 +165,7 @@ class _BodyCall:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """What the body calls itself is no decision of the model's."""
-        token, running = decision_in_force.set(None), _running.set((self._tool, self._place))
+        token, running = decision_in_force.set(None), _running.set(self)
         try:
             yield
         finally:
@@ -197,27 +188,41 @@ class _BodyCall:
     def _origin(self) -> dict[str, Any]:
         if self._decision is None or self._session is None:
             return {}
-        return {"agent": self._decision.agent, "asked": self._session.attempt_of(self._decision.task)}
+        return {"agent": self._decision.agent, "asked": self._session.attempt_of(self._decision.work)}
 
     def _invoke(self, final: Mapping[str, Any]) -> Any:
-        result = self._run(**final)
+        with self._paused():
+            result = self._run(**final)
         if asyncio.iscoroutine(result):  # a plain function that gives one, as CrewAI runs it
-            result = asyncio.run(result)
+            with self._paused():
+                result = asyncio.run(result)
         return self._result(result)
 
     async def _ainvoke(self, final: Mapping[str, Any]) -> Any:
-        return self._result(await self._run(**final))
+        with self._paused():
+            result = await self._run(**final)
+        return self._result(result)
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """A crew that the body kicks off may wait for an approval: the body has not failed, it is asked again."""
+        try:
+            yield
+        except _compat.Stopping as error:
+            if isinstance(error.original, ApprovalPending):
+                raise error.original from None
+            raise
 
     def _result(self, result: Any) -> Any:
-        """What the body returned; raises for what says that it failed."""
-        if isinstance(self._tool, _compat.BaseAgentTool) and self._session is not None:
+        """What the body returned; raises for what says that it failed, and what it must wait for."""
+        if isinstance(self.tool, _compat.BaseAgentTool) and self._session is not None:
             # Delegation makes text of everything that ends its worker, and would be on record as done.
             if self._session.stopped is not None:
                 raise self._session.stopped
             return result
-        if isinstance(result, ToolFailure):
-            raise McpError(result) if result.reason is ToolFailureReason.MCP_ERROR else ToolSaysFailed(result)
-        return result
+        if self.pause is not None:  # the body made an answer of it, which would be on record as what it did
+            raise self.pause
+        return checked(result)
 
     # -- what comes back -----------------------------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class _BodyCall:
     def _delivered(self, guarded: Guarded, value: Any) -> Any:
         if guarded.policy.critical is False and isinstance(value, dict) and set(value) == {"status", "error", "call"}:
             return ToolFailure(message=json.dumps(value), reason=ToolFailureReason.EXCEPTION)
-        schema = self._tool.result_schema
+        schema = self.tool.result_schema
         if schema is not None and isinstance(value, dict):  # answered from the record, which keeps plain data
             with contextlib.suppress(ValueError):
                 return schema.model_validate(value)
@@ -261,7 +266,7 @@ class _BodyCall:
         if isinstance(error, SagaspanError):
             data = told(error)
             return self._stopped_by(error) if data is None else ToolFailure(message=json.dumps(data))
-        policy = self._box.of(self._tool).policy
+        policy = self._box.of(self.tool).policy
         if policy.critical:
             return self._stopped_by(error)
         if isinstance(error, ToolSaysFailed):
@@ -273,4 +278,12 @@ class _BodyCall:
         if self._session is None:
             raise error
         self._session.stop(error)
+        if isinstance(error, ApprovalPending):
+            self._wait(error)
         return ToolFailure(message=_STOPS)
+
+    def _wait(self, pause: ApprovalPending) -> None:
+        """The bodies around this call wait for it: they have not done their work, whatever they answer."""
+        around = self.around
+        while around is not None:
+            around.pause, around = pause, around.around

@@ -20,19 +20,33 @@ _UPGRADE: Final = "upgrade it: pip install -U 'sagaspan[crewai]', or 'crewai>=1.
 try:
     from crewai import Agent, Crew, Flow
     from crewai.agents.agent_builder.base_agent import BaseAgent
-    from crewai.events.event_context import _event_id_stack
+    from crewai.events.event_context import (
+        EventContextConfig,
+        MismatchBehavior,
+        _default_config,
+        _event_context_config,
+        _event_id_stack,
+    )
     from crewai.events.stream_context import add_stream_sink, reset_stream_sinks
     from crewai.hooks.dispatch import HookAborted, InterceptionPoint, get_scoped_hooks, scoped_hooks
+    from crewai.llm import LLM
     from crewai.llms.base_llm import BaseLLM
+    from crewai.mcp.client import MCPClient
+    from crewai.mcp.transports.http import HTTPTransport
+    from crewai.memory.memory_scope import MemoryScope, MemorySlice
+    from crewai.memory.unified_memory import Memory
     from crewai.tools import BaseTool
     from crewai.tools.agent_tools.base_agent_tools import BaseAgentTool
     from crewai.tools.base_tool import Tool as FunctionTool
     from crewai.tools.mcp_native_tool import MCPNativeTool
+    from crewai.tools.mcp_tool_wrapper import MCP_TOOL_EXECUTION_TIMEOUT, MCPToolWrapper
     from crewai.tools.structured_tool import CrewStructuredTool
     from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, ToolFailureReason, ToolFailureRecord
     from crewai.types.streaming import AsyncStreamSession, CrewStreamingOutput, StreamSession
     from crewai.utilities.string_utils import sanitize_tool_name
 
+    MEMORIES: Any = Memory | MemoryScope | MemorySlice
+    LiteLLM = LLM  # what is left of it once ``LLM(...)`` has found no class of the provider
     _missing: str | None = None
 except ImportError as _error:  # said when something is wrapped, where it can be acted on
     _missing = str(_error)
@@ -86,6 +100,8 @@ def _lacking() -> Iterator[str]:
         yield "streams keep their pieces elsewhere"
     if not {"message", "reason"} <= set(ToolFailure.model_fields):
         yield "ToolFailure has changed"
+    if BaseLLM.__getattribute__ is not object.__getattribute__:
+        yield "its models look up their methods in a way of their own"
 
 
 def _version() -> str:
@@ -98,6 +114,52 @@ def _version() -> str:
 def is_tool(target: object) -> bool:
     """Whether ``target`` is a tool as agents take it."""
     return isinstance(target, BaseTool)
+
+
+def tools_beside(hook: Any) -> tuple[Any, ...]:
+    """The tools that the agent of a call has beside the one it calls, those among them that were made for its task."""
+    executor = getattr(hook.agent, "agent_executor", None)
+    return tuple(each for each in getattr(executor, "original_tools", None) or () if isinstance(each, BaseTool))
+
+
+def model_of_memory(memory: Any) -> Any:
+    """The model that ``memory``, or the one that it is a part of, asks: a copy of the one it was made with."""
+    return getattr(_whole(memory), "_llm_instance", None)
+
+
+def wait_for_saves(agent: Any) -> None:
+    """Wait until what ``agent`` keeps in its memory is there, as a crew does at its end and an agent alone does not."""
+    memory = getattr(agent, "memory", None)
+    whole = _whole(memory) if isinstance(memory, MEMORIES) else None
+    if whole is not None:
+        whole.drain_writes()
+
+
+def _whole(memory: Any) -> Any:
+    return memory if isinstance(memory, Memory) else memory._memory  # noqa: SLF001 - its only way to it
+
+
+def model_of_feedback(method: Any) -> Any:
+    """The model that sorts what a human says to a flow's ``method``."""
+    return getattr(getattr(method, "__human_feedback_config__", None), "llm", None)
+
+
+def native_mcp_tool(wrapper: Any) -> Any:
+    """A tool that asks the server of ``wrapper`` as those of ``MCPServerHTTP`` do, which say what has failed."""
+
+    def client() -> Any:
+        transport = HTTPTransport(url=wrapper.mcp_server_params["url"])
+        return MCPClient(transport, execution_timeout=MCP_TOOL_EXECUTION_TIMEOUT)
+
+    return MCPNativeTool(client, wrapper.original_tool_name, {}, wrapper.server_name)
+
+
+def look_up_by(look_up: Callable[[Any, str], Any] | None) -> None:
+    """Let ``look_up`` find the attributes of all models from now on; None: as it was (``check`` knows how that is)."""
+    if look_up is None:
+        del BaseLLM.__getattribute__
+    else:
+        BaseLLM.__getattribute__ = look_up  # type: ignore[method-assign]
 
 
 def read_by(
@@ -119,6 +181,22 @@ def canonical(name: str) -> str:
     return sanitize_tool_name(name)
 
 
+@contextmanager
+def events_end_where_they_began(is_stopping: Callable[[], bool]) -> Iterator[None]:
+    """After the block CrewAI's events belong to what they belonged to before.
+
+    A kickoff that an error ends early leaves its own scope open, and events of the thread's next crew would be its
+    children: whoever makes a tree of them lacks their root. Of one that is stopped nothing is printed about that.
+    """
+    before = _event_id_stack.get()
+    token = _event_context_config.set(_Unsaid(_event_context_config.get() or _default_config, is_stopping))
+    try:
+        yield
+    finally:
+        _event_context_config.reset(token)
+        _event_id_stack.set(before)
+
+
 def is_agents_call() -> bool:
     """Whether an agent, rather than the user's code, called the tool whose body is running here."""
     stack = _event_id_stack.get()
@@ -135,11 +213,33 @@ if _missing is None:
 
         def __init__(self, original: BaseException) -> None:
             # Neither base's own: a constructor that failed within a hook would be swallowed, and the tool would run.
-            Exception.__init__(self, f"{type(original).__name__}: {original}")
+            self.reason = _words_of(original)
+            Exception.__init__(self, self.reason)
             self.original = original
-            self.reason = f"{type(original).__name__}: {original}"
             self.source = "sagaspan"
             self.record = ToolFailureRecord(tool_name="sagaspan", failure=ToolFailure(message=self.reason))
+
+    class _Unsaid(EventContextConfig):
+        """``around``, but that nothing is printed of events that end others than began last while a kickoff stops."""
+
+        def __init__(self, around: EventContextConfig, is_stopping: Callable[[], bool]) -> None:
+            self._around = around
+            self._is_stopping = is_stopping
+
+        max_stack_depth = property(lambda self: self._around.max_stack_depth)
+        mismatch_behavior = property(lambda self: self._unless_stopping(self._around.mismatch_behavior))
+        empty_pop_behavior = property(lambda self: self._unless_stopping(self._around.empty_pop_behavior))
+
+        def _unless_stopping(self, behavior: MismatchBehavior) -> MismatchBehavior:
+            is_said = behavior is not MismatchBehavior.WARN or not self._is_stopping()
+            return behavior if is_said else MismatchBehavior.SILENT
+
+
+def _words_of(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - of the user's class, which may not know what to say
+        return type(error).__name__
 
 
 # -- hooks and events, for what runs in this context only --------------------------------------------------------
@@ -171,7 +271,8 @@ def listening(
 
 
 __all__ = [
-    "Agent", "BaseAgent", "BaseAgentTool", "BaseLLM", "BaseTool", "Crew", "CrewStructuredTool", "Flow", "FunctionTool",
-    "MCPNativeTool", "Stopping", "ToolFailure", "ToolFailureReason", "canonical", "check", "is_agents_call", "is_tool",
-    "listening", "read_by",
+    "MEMORIES", "Agent", "BaseAgent", "BaseAgentTool", "BaseLLM", "BaseTool", "Crew", "CrewStructuredTool", "Flow",
+    "FunctionTool", "LiteLLM", "MCPNativeTool", "MCPToolWrapper", "Stopping", "ToolFailure", "ToolFailureReason",
+    "canonical", "check", "is_agents_call", "is_tool", "listening", "look_up_by", "model_of_feedback",
+    "model_of_memory", "native_mcp_tool", "read_by", "tools_beside", "wait_for_saves",
 ]  # fmt: skip

@@ -58,6 +58,7 @@ class Found:
         kinds = (
             (_compat.BaseTool, self.tools.append),
             (_compat.BaseLLM, self.models.append),
+            (_compat.MEMORIES, self._read_memory),
             (_compat.Crew, self._read_crew),
             (_compat.Agent, self._read_agent),
             (_compat.BaseAgent, self._read_other),
@@ -96,6 +97,10 @@ class Found:
             self.read(getattr(owner, name, None))
         self.read(vars(owner).get("function_calling_llm"))  # to ask for it would warn: it is deprecated
         self.read(getattr(getattr(owner, "planning_config", None), "llm", None))
+        self.read(getattr(owner, "memory", None))
+
+    def _read_memory(self, memory: Any) -> None:
+        self.read(_compat.model_of_memory(memory))
 
     def _read_flow(self, flow: Any) -> None:
         self.open[
@@ -106,6 +111,7 @@ class Found:
         for base in type(flow).__mro__:
             if not _is_of_crewai(base):
                 for member in vars(base).values():
+                    self.read(_compat.model_of_feedback(member))
                     self.read(inspect.unwrap(member) if callable(member) else member)
 
 

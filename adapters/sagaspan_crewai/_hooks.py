@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sagaspan_crewai import _compat
 from sagaspan_crewai import _models as models
 from sagaspan_crewai import _steps as steps
 from sagaspan_crewai._bodies import install_late
@@ -23,8 +24,9 @@ def before_tool(hook: Any) -> bool | None:
     try:
         structured = hook.tool
         tool = None if structured is None else structured._original_tool or structured  # noqa: SLF001 - see _bodies
-        decision_in_force.set(Decision(tool=tool, agent=_role(hook.agent), task=_task(hook.task)))
+        decision_in_force.set(Decision(tool=tool, agent=_role(hook.agent), work=_work(hook)))
         if tool is not None:
+            session.tools.meet(_compat.tools_beside(hook))
             install_late(tool, structured)
     except Exception as error:  # noqa: BLE001 - a tool that cannot be guarded does not run
         session.stop(error)
@@ -41,13 +43,11 @@ def after_tool(hook: Any) -> str | None:  # noqa: ARG001 - CrewAI's signature
     return None
 
 
-def before_model(hook: Any) -> None:
+def before_model(hook: Any) -> None:  # noqa: ARG001 - CrewAI's signature
     """A model is asked next: not any more in a kickoff that stops."""
     session = session_in_force.get()
-    if session is None:
-        return
-    session.check()
-    session.or_stop(lambda: models.watch(hook.llm))
+    if session is not None:
+        session.check()
 
 
 def on_event(source: Any, event: Any) -> None:
@@ -60,11 +60,15 @@ def on_event(source: Any, event: Any) -> None:
 def _listen(session: Session, source: Any, event: Any) -> None:
     steps.on_event(session, event)
     models.on_event(session, source, event)
+    if event.type == "lite_agent_execution_completed":  # its memory asks models yet, which a run that is over refuses
+        _compat.wait_for_saves(source)
 
 
 def _role(agent: Any) -> str | None:
     return getattr(agent, "role", None)
 
 
-def _task(task: Any) -> str | None:
-    return None if task is None else str(task.id)
+def _work(hook: Any) -> str | None:
+    """What a call is made for, and may be made again for: a task, or what an agent alone was asked."""
+    at_work = hook.task or hook.agent
+    return None if at_work is None else str(at_work.id)

@@ -1,30 +1,28 @@
-"""Calls of models: reserved before they are sent, settled with what they used.
+"""Calls of models, by what CrewAI tells of them: reserved before they are sent, settled with what they used.
 
-CrewAI's own models tell of each request, retries among them, so each is a call of its own. A model of the user's class
-may tell nothing: its ``call`` is watched, and what it then says nothing of is counted by its bytes.
+CrewAI's own models tell of each request, retries among them, so each is a call of its own. Those that may not tell of
+all are metered by being asked as well (``_asked``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
-import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sagaspan.adapters import LlmCall
-from sagaspan.llm.demands import chat_demand, text_tokens
+from sagaspan.llm.demands import chat_demand, likely_input
 from sagaspan.llm.running import Running
 from sagaspan_crewai import _compat
-from sagaspan_crewai._session import Session, session_in_force
+from sagaspan_crewai._session import Session
+from sagaspan_crewai._usage import counts_of
 
-_MARK: Final = "__sagaspan_metered__"
+_LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _OWN: Final = "crewai"
 
 
@@ -46,14 +44,15 @@ class Asked:
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A call of a model of the user's class; ``told`` once CrewAI's events say more of it."""
+class Watched:
+    """A call of a model that may not tell of its end; ``id`` is the one of CrewAI's events, once they tell of it."""
 
     call: LlmCall
-    told: bool = False
+    id: str | None = None
+    usage: Any = None
 
 
-_watched: ContextVar[_Watched | None] = ContextVar("sagaspan_crewai_watched", default=None)
+watched_in_force: ContextVar[Watched | None] = ContextVar("sagaspan_crewai_watched", default=None)
 
 
 # -- by CrewAI's events ------------------------------------------------------------------------------------------
@@ -74,15 +73,15 @@ def on_event(session: Session, source: Any, event: Any) -> None:
 def _started(session: Session, llm: Any, event: Any) -> None:
     session.check()
     asked = {"messages": event.messages, "tools": event.tools, "max_tokens": event.max_tokens}
-    watched = _watched.get()
-    if watched is not None and not watched.told:
-        watched.told = True
+    watched = watched_in_force.get()
+    if watched is not None and watched.id is None:
+        watched.id = event.call_id
         session.models[event.call_id] = Asked(watched.call)
         return
     again = session.models.pop(event.call_id, None)
     if again is not None:  # sent again under the same id: the first time may have been billed
-        _end(again.call, RuntimeError("it was sent again"))
-    call = _made(session, llm, event.model, asked)
+        end(again.call, RuntimeError("it was sent again"))
+    call = made(session, llm, event.model, asked)
     call.__enter__()
     if call.tells:
         call.messages(input={"messages": _messages(event.messages)})
@@ -99,10 +98,10 @@ def _came(session: Session, event: Any) -> None:
 def _completed(session: Session, event: Any) -> None:
     asked = session.models.pop(event.call_id, None)
     if asked is not None:
-        _settle(asked.call, event.usage, event.response)
+        settle(asked.call, event.usage, event.response)
         if event.finish_reason:
             asked.call.messages(finish_reasons=(event.finish_reason,))
-        _end(asked.call, None)
+        end(asked.call, None)
 
 
 def _failed(session: Session, event: Any) -> None:
@@ -112,7 +111,7 @@ def _failed(session: Session, event: Any) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, _compat.Stopping) and asked.running is not None:
             _hang_up(error)
-        _end(asked.call, error or RuntimeError(getattr(event, "error", "it was denied")))
+        end(asked.call, error or RuntimeError(getattr(event, "error", "it was denied")))
 
 
 def _hang_up(error: BaseException) -> None:
@@ -125,80 +124,14 @@ def close(session: Session) -> None:
     """The kickoff is over: what nobody told the end of is booked as it was reserved."""
     while session.models:
         _, asked = session.models.popitem()
-        _end(asked.call, RuntimeError("nobody told how it ended"))
-
-
-# -- by watching the model ---------------------------------------------------------------------------------------
-
-
-def watch(llm: Any) -> None:
-    """Meter ``llm`` too if it is of a class of the user's, which may tell nothing."""
-    if llm is None or isinstance(llm, str) or type(llm).__module__.partition(".")[0] == _OWN:
-        return
-    for name, metered in (("call", _metered), ("acall", _ametered)):
-        method = getattr(llm, name, None)
-        if callable(method) and not hasattr(method, _MARK):
-            guarded = metered(llm, method)
-            setattr(guarded, _MARK, True)
-            vars(llm)[name] = guarded  # not by assignment: pydantic knows no such field
-
-
-def _metered(llm: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        session = session_in_force.get()
-        if session is None or _watched.get() is not None:
-            return method(*args, **kwargs)
-        with _watching(session, llm, inspect.signature(method), args, kwargs) as answered:
-            response = method(*args, **kwargs)
-            answered(response)
-        return response
-
-    return call
-
-
-def _ametered(llm: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    async def acall(*args: Any, **kwargs: Any) -> Any:
-        session = session_in_force.get()
-        if session is None or _watched.get() is not None:
-            return await method(*args, **kwargs)
-        with _watching(session, llm, inspect.signature(method), args, kwargs) as answered:
-            response = await method(*args, **kwargs)
-            answered(response)
-        return response
-
-    return acall
-
-
-@contextlib.contextmanager
-def _watching(
-    session: Session, llm: Any, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[Callable[[Any], None]]:
-    session.check()
-    given = signature.bind_partial(*args, **kwargs).arguments
-    asked = {"messages": given.get("messages"), "tools": given.get("tools"), "max_tokens": None}
-    call = _made(session, llm, str(getattr(llm, "model", "unknown")), asked)
-    session.or_stop(call.__enter__)
-    watched = _Watched(call)
-    token = _watched.set(watched)
-    try:
-        yield lambda response: None if watched.told else _settle(call, None, response)
-    except BaseException as error:
-        if not watched.told:
-            _end(call, error)
-        raise
-    else:
-        if not watched.told:
-            _end(call, None)
-    finally:
-        _watched.reset(token)
+        end(asked.call, RuntimeError("nobody told how it ended"))
 
 
 # -- what one is and used ----------------------------------------------------------------------------------------
 
 
-def _made(session: Session, llm: Any, model: str | None, asked: Mapping[str, Any]) -> LlmCall:
+def made(session: Session, llm: Any, model: str | None, asked: Mapping[str, Any]) -> LlmCall:
+    """The call of a model that is asked for ``asked``: ``messages``, ``tools`` and ``max_tokens``; not begun yet."""
     messages, limit = _messages(asked["messages"]), asked["max_tokens"] or _limit(llm)
     demand = {"messages": messages, "tools": asked["tools"] or None, **({"max_tokens": limit} if limit else {})}
     # What CrewAI calls the provider of a class it does not know is a guess.
@@ -211,31 +144,28 @@ def _messages(messages: Any) -> Any:
 
 
 def _limit(llm: Any) -> int | None:
-    limits = (getattr(llm, name, None) for name in ("max_completion_tokens", "max_tokens"))
+    limits = (getattr(llm, name, None) for name in _LIMITS)
     return next((int(limit) for limit in limits if isinstance(limit, int | float) and limit > 0), None)
 
 
-def _settle(call: LlmCall, usage: Mapping[str, Any] | None, response: Any) -> None:
+def settle(call: LlmCall, usage: Any, response: Any) -> None:
+    """Tell ``call`` what it used; or what its text looks like, which is booked where no limit and no budget holds."""
+    text = _text(response)
     if call.tells:
-        call.messages(output=response if isinstance(response, str) else _text(response))
-    counts = {name: value for name, value in (usage or {}).items() if isinstance(value, int) and value > 0}
-    if not counts.get("prompt_tokens") and not counts.get("completion_tokens"):
-        call.settle(input_tokens=call.demand.input_tokens, output_tokens=text_tokens(_text(response)))
-        return
-    read, written = counts.get("cached_prompt_tokens", 0), counts.get("cache_creation_tokens", 0)
-    output = counts.get("completion_tokens", 0)
-    call.settle(
-        input_tokens=max(counts.get("prompt_tokens", 0), read + written),
-        output_tokens=output,
-        cache_read_tokens=read,
-        cache_write_tokens=written,
-        reasoning_tokens=min(counts.get("reasoning_tokens", 0), output),
-    )
+        call.messages(output=text)
+    counts = counts_of(usage)
+    if counts is not None:
+        call.settle(**counts)
+    elif call.estimates:
+        running = Running()
+        running.add_text(text)
+        call.seen(running.likely, likely_input(call.demand))
 
 
 def _text(response: Any) -> str:
     return response if isinstance(response, str) else json.dumps(response, default=str)
 
 
-def _end(call: LlmCall, error: BaseException | None) -> None:
+def end(call: LlmCall, error: BaseException | None) -> None:
+    """It is over, with ``error`` or well."""
     call.__exit__(None if error is None else type(error), error, None)

@@ -32,7 +32,7 @@ class Decision:
 
     tool: Any
     agent: str | None
-    task: str | None
+    work: str | None
     answer: Any = None
     answered: bool = False
 
@@ -103,16 +103,16 @@ class Session:
             return error
         return self.stopped or (error.original if isinstance(error, Stopping) else error)
 
-    # -- attempts of a task ------------------------------------------------------------------------------------
+    # -- attempts of a task, or of an agent alone ---------------------------------------------------------------
 
-    def attempt_of(self, task: str | None) -> list[Any] | None:
-        """The books of what the attempt of ``task`` that runs now has asked for."""
-        return None if task is None else self.attempts.setdefault(task, [])
+    def attempt_of(self, work: str | None) -> list[Any] | None:
+        """The books of what the attempt of ``work`` that runs now has asked for."""
+        return None if work is None else self.attempts.setdefault(work, [])
 
-    def starts(self, task: str) -> None:
-        """``task`` is begun; a second time it asks again for what it asked for before, and is answered as then."""
+    def starts(self, work: str) -> None:
+        """``work`` is begun; a second time it asks again for what it asked for before, and is answered as then."""
         with self._lock:
-            asked, self.attempts[task] = self.attempts.get(task, []), []
+            asked, self.attempts[work] = self.attempts.get(work, []), []
         self.run.asks_again(asked)
 
 

@@ -27,6 +27,10 @@ _END: Final = {
 
 def on_event(session: Session, event: Any) -> None:
     """Begin or end a task, or an agent's work on one; CrewAI begins it again after an error, and for a guardrail."""
+    if event.type == "lite_agent_execution_started":
+        session.attempts.pop(str(event.agent_info["id"]), None)  # an agent alone begins; it owes nothing to last time
+    elif event.type == "llm_guardrail_completed" and not event.success and event.agent_id and not event.task_id:
+        session.starts(event.agent_id)  # sent back to work once more, without a word of its beginning
     kind = _BEGIN.get(event.type)
     if kind is not None and event.task is not None:
         task = str(event.task.id)

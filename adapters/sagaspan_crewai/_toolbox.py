@@ -10,7 +10,8 @@ from typing import Any, Final
 from sagaspan import ConfigurationError, Guard, Policy
 from sagaspan.adapters import PolicyBook, Tool, keyword_signature, tool_behind, under_name
 from sagaspan_crewai import _compat
-from sagaspan_crewai._places import body_of, bound, entry_of
+from sagaspan_crewai._mcp import names_of
+from sagaspan_crewai._places import body_of, effect_of, made_with
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -45,16 +46,24 @@ class Toolbox:
     def __init__(self, guard: Guard, books: tuple[PolicyBook, ...], tools: Iterable[Any]) -> None:
         self.guard = guard
         self.books = books
-        self.peers = {_compat.canonical(tool.name): tool for tool in tools}
+        self.peers: dict[str, Any] = {}
+        self._tools = tuple(tools)
         self._defined: dict[tuple[int, bool], tuple[Any, Guarded]] = {}
-        for tool in self.peers.values():
+        self.meet(self._tools)
+        for tool in self._tools:
             self.of(tool)
+
+    def meet(self, tools: Iterable[Any]) -> None:
+        """Know ``tools`` by all their names, for a compensation to be named after: others may come as CrewAI goes."""
+        for tool in tools:
+            for alias in aliases_of(tool):
+                self.peers.setdefault(alias, tool)
 
     def within(self, outer: Toolbox | None) -> Toolbox:
         """These tools, under the policies of the object around theirs as well."""
         if outer is None or outer.guard is not self.guard:
             return self
-        return Toolbox(self.guard, (*outer.books, *self.books), self.peers.values())
+        return Toolbox(self.guard, (*outer.books, *self.books), self._tools)
 
     def of(self, tool: Any, place: str | None = None) -> Guarded:
         """``tool``, called by ``place``, as the ledger knows it; raises ``ConfigurationError``."""
@@ -85,7 +94,8 @@ class Toolbox:
             signature=keyword_signature([*visible, *([IDEMPOTENCY_KEY] if IDEMPOTENCY_KEY in own else [])]),
             is_async=is_async,
             description=tool.description,
-            send=(lambda arguments: bound(tool, entry_of(tool))(**arguments)) if policy.defer else None,
+            made_with=made_with(tool),
+            send=(lambda arguments: effect_of(tool)(**arguments)) if policy.defer else None,
         )
         return Guarded(name=name, tool=defined, policy=policy, names=visible, defaults=_defaults(own, visible))
 
@@ -109,14 +119,14 @@ class Toolbox:
         if _compat.canonical(undo.name) == name:
             raise ConfigurationError(f"the tool {name!r} cannot compensate itself")
         behind = tool_behind(body_of(undo))
-        return policy.replace(compensate=under_name(behind.function if behind else bound(undo, entry_of(undo)), called))
+        return policy.replace(compensate=under_name(behind.function if behind else effect_of(undo), called))
 
 
 def aliases_of(tool: Any) -> tuple[str, ...]:
     """The names a policy may have for ``tool``: what models call it, what its author did, and the MCP server."""
     names = [_compat.canonical(tool.name), tool.name]
-    if isinstance(tool, _compat.MCPNativeTool):
-        names += [tool.original_tool_name, _compat.canonical(tool.original_tool_name)]
+    for original in names_of(tool):
+        names += [original, _compat.canonical(original)]
     return tuple(dict.fromkeys(names))
 
 

@@ -21,6 +21,7 @@ from sagaspan_crewai import _interrupts as interrupts
 from sagaspan_crewai import _models as models
 from sagaspan_crewai import _steps as steps
 from sagaspan_crewai import _streams as streams
+from sagaspan_crewai._asked import metered
 from sagaspan_crewai._bodies import install
 from sagaspan_crewai._finding import found_in, refuse_unknown
 from sagaspan_crewai._session import Session, in_force, session_in_force
@@ -28,6 +29,7 @@ from sagaspan_crewai._toolbox import Toolbox
 
 _STATE: Final = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 _WIRING: Final = "__sagaspan_wiring__"
+_COPIES: Final = ("__copy__", "__deepcopy__")
 _LONGEST_NAME: Final = 100
 
 
@@ -104,7 +106,8 @@ def _twin(target: Any, kind: type, wiring: Wiring) -> Any:
 def _guarded_class(base: Any) -> Any:
     # A slot is the twin's own, while it shares all else with the original.
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__slots__": (_WIRING,)}
-    return type(base)(base.__name__, (base,), {**names, "__doc__": base.__doc__, **_members(base)})
+    copies = {name: _still_wired(getattr(base, name)) for name in _COPIES}
+    return type(base)(base.__name__, (base,), {**names, "__doc__": base.__doc__, **copies, **_members(base)})
 
 
 def _members(base: Any) -> dict[str, Any]:
@@ -125,6 +128,7 @@ def _members(base: Any) -> dict[str, Any]:
             "kickoff": _sync(base.kickoff),
             "kickoff_async": _async(base.kickoff_async),
             "akickoff": _async(base.akickoff),
+            "copy": _still_wired(base.copy),
             "execute_task": _sync(base.execute_task),
             "aexecute_task": _async(base.aexecute_task),
             "from_checkpoint": _restored(base),
@@ -136,6 +140,18 @@ def _members(base: Any) -> dict[str, Any]:
         "astream": _streamed(base.astream),
         "from_checkpoint": _restored(base),
     }
+
+
+def _still_wired(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that makes a copy, which is guarded as its original is: CrewAI knows nothing of a twin's own slot."""
+
+    @functools.wraps(method)
+    def copied(self: Any, *args: Any, **kwargs: Any) -> Any:
+        copy = method(self, *args, **kwargs)
+        object.__setattr__(copy, _WIRING, _wiring(self))
+        return copy
+
+    return copied
 
 
 def _restored(base: Any) -> Any:
@@ -234,9 +250,12 @@ def _passes(self: Any) -> bool:
 def _kickoff(session: Session) -> Iterator[None]:
     """What happens within the block happens in ``session``; raises what stopped that, whoever swallowed it."""
     try:
-        with in_force(session), steps.kickoff(session, _kind(session.target), _name(session.target)):
-            for llm in found_in(session.target).models:
-                models.watch(llm)
+        with (
+            _compat.events_end_where_they_began(lambda: session.is_stopping),
+            in_force(session),
+            steps.kickoff(session, _kind(session.target), _name(session.target)),
+            metered(found_in(session.target).models),
+        ):
             yield
     except Exception as error:
         shown = session.shown(error)

@@ -19,13 +19,17 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 from annotated_types import Len
 from langchain_core.tools import BaseTool
 from langgraph.types import interrupt
+from pydantic import BeforeValidator
 from typing_extensions import TypedDict
 
-from sagaspan import ApprovalRequest, Approve, Deny, Edit, Guard
+from sagaspan import ApprovalRequest, Approve, Deny, Edit, Guard, ResolutionError
 from sagaspan.adapters import Question
 from sagaspan.approvers import LATER
 from sagaspan_langchain import _compat
+from sagaspan_langchain import _compat_tasks as tasks
+from sagaspan_langchain import _errors as errors
 from sagaspan_langchain._bodies import Body, body_behind
+from sagaspan_langchain._inbox import as_decisions, check_accepted
 from sagaspan_langchain._marks import guard_of
 
 Tools = Mapping[str, BaseTool]
@@ -151,49 +155,100 @@ async def aasked_about(tools: Tools, calls: Sequence[dict[str, Any]]) -> list[As
     return [Asked(call=call, tool=tool, question=question) for call, tool, question in found if question is not None]
 
 
-def is_needed(asked: Sequence[Asked], config: Mapping[str, Any]) -> bool:
-    """Whether to interrupt: something waits, or an answer does, which else some tool's own question would get."""
-    if not asked:
-        return False
-    return any(one.question.request is not None for one in asked) or bool(ours(config))
+def waits(asked: Sequence[Asked]) -> bool:
+    """Whether somebody is still to answer."""
+    return any(one.question.request is not None for one in asked)
 
 
-def ours(config: Mapping[str, Any]) -> list[Any]:
-    """The answers that are for this task's approvals: they come before those to what its tools ask themselves."""
-    return list(itertools.takewhile(is_ours, _compat.answers_to(config)))
+def ours(asked: Sequence[Asked], answers: Sequence[Any], shown: Any) -> list[Any]:
+    """Those of a task's ``answers`` that are to our questions; they come before those to what its tools ask themselves.
+
+    One that was taken says to which question it was. The newest is to what was ``shown`` last.
+    """
+    taken = [*itertools.takewhile(lambda answer: digests_of(answer) is not None, answers)]
+    if len(taken) + 1 != len(answers) or digests_of(shown) is None:
+        return taken
+    newest = as_decisions(answers[-1], [one.question.arguments for one in asked])
+    if _has_shape(newest):
+        return [*taken, {**newest, DIGESTS: digests_of(shown)}]
+    return [*taken, {"decisions": [], DIGESTS: digests_of(shown) if waits(asked) else []}]
 
 
-def is_ours(answer: Any) -> bool:
-    """Whether ``answer`` has the shape of one to an approval."""
+def digests_of(said: Any) -> Any:
+    """Which questions were asked by this request, or answered by this answer; None if it is none of ours."""
+    return said.get(DIGESTS) if isinstance(said, dict) else None
+
+
+def is_about(asked: Sequence[Asked], said: Any) -> bool:
+    """Whether a request or an answer is about exactly what is asked now."""
+    return bool(digests_of(said) == [one.question.digest for one in asked])
+
+
+def _has_shape(answer: Any) -> bool:
     decisions = answer.get("decisions") if isinstance(answer, dict) else None
     return isinstance(decisions, list) and all(
         isinstance(one, dict) and one.get("type") in ALLOWED for one in decisions
     )
 
 
-def interrupted(asked: Sequence[Asked], answers: int, shown: Any) -> list[Decision]:
-    """The decisions; raises LangGraph's interrupt until the last of the ``answers`` is one to what was ``shown``."""
-    if isinstance(shown, dict) and DIGESTS in shown:
-        is_shown = shown[DIGESTS] == [one.question.digest for one in asked]
-    else:  # what was shown is answered, and the tools have asked something else since
-        is_shown = all(CHANNEL in one.question.channels for one in asked if one.question.request is not None)
-    for _ in range(answers - is_shown):  # to something else: calls that have changed since
-        skip()
+def interrupted(asked: Sequence[Asked], answers: Sequence[Any], given: Sequence[Any]) -> list[Decision] | None:
+    """The decisions; raises LangGraph's interrupt until one is ``given`` that is about what is ``asked`` now.
+
+    None if nobody is to answer any more. ``given`` are those of the ``answers`` that are ``ours``.
+    """
+    is_answered = bool(given) and is_about(asked, given[-1])
+    if not is_answered and not waits(asked):
+        skip(given)
+        return None
+    skip(given[:-1] if is_answered else answers)  # to something else: calls that have changed since
     return decisions_about(asked)
 
 
-def skip() -> None:
-    """Leave an answer that is there behind, as that to another question."""
-    interrupt(None)
+def skip(answers: Sequence[Any]) -> None:
+    """Leave ``answers`` that are there behind, as those to other questions."""
+    for _ in answers:
+        if digests_of(interrupt(None)) is None:
+            tasks.keep_answer({"decisions": [], DIGESTS: []})
 
 
 def decisions_about(asked: Sequence[Asked]) -> list[Decision]:
     """The next decisions that LangGraph has; raises its interrupt if there are none."""
+    try:
+        answer: Any = interrupt(_request(asked), response_schema=_response_to(asked))
+        decisions = [_as_read(one, decision) for one, decision in zip(asked, answer["decisions"], strict=True)]
+    except ValueError as error:  # a ValidationError of either pydantic
+        raise errors.wrong_answer(error) from None
+    except ResolutionError as error:  # an edit that cannot be: by the schema's own error, if it is that
+        cause = error.__cause__
+        raise errors.wrong_answer(cause if isinstance(cause, ValueError) else error) from None
+    # When the task runs again, tools of it may have asked in the same format.
+    tasks.keep_answer({**answer, DIGESTS: [one.question.digest for one in asked]})
+    return decisions
+
+
+def _response_to(asked: Sequence[Asked]) -> Any:
+    """The type of an answer: a decision for each call, as LangChain writes them or as Agent Inbox does."""
     exactly = Annotated[list[Decision], Len(len(asked), len(asked))]
     HITLResponse = TypedDict("HITLResponse", {"decisions": exactly})  # noqa: UP013 - made for this question
-    answer: Any = interrupt(_request(asked), response_schema=HITLResponse)
-    decisions: list[Decision] = answer["decisions"]
-    return decisions
+    calls = [(one.call["name"], one.question.arguments) for one in asked]
+
+    def read(answer: Any) -> Any:
+        check_accepted(answer, calls)
+        return as_decisions(answer, [args for _, args in calls])
+
+    return Annotated[HITLResponse, BeforeValidator(read)]
+
+
+def _as_read(one: Asked, decision: Decision) -> Decision:
+    """``decision`` with what an edit changes as the tool's schema reads it; raises what it refuses it with.
+
+    LangChain has read the model's arguments by now, and reads those of another tool later; nobody reads these. What an
+    edit leaves out, or gives back as it was shown, stays what it is: so does what is redacted.
+    """
+    if decision["type"] != "edit" or is_other_tool(one, decision):
+        return decision
+    args = one.question.changes(decision["edited_action"]["args"])
+    return {"type": "edit", "edited_action": {**decision["edited_action"], "args": args}}
 
 
 def _request(asked: Sequence[Asked]) -> dict[str, Any]:
@@ -222,10 +277,16 @@ def answer_of(one: Asked, decision: Decision, by: str | None) -> Approve | Deny 
     if decision["type"] == "approve":
         return Approve(by=by)
     if decision["type"] == "edit":
-        return Edit({**one.question.arguments, **decision["edited_action"]["args"]}, by=by)
+        return Edit(one.question.with_changes(decision["edited_action"]["args"]), by=by)
     if decision["type"] == "respond":
         return Deny("a person answered in the place of the tool", by=by)
     return Deny(decision.get("message"), by=by)
+
+
+def is_whole(decision: Mapping[str, Any]) -> bool:
+    """Whether what says that it is an edit has one; nobody has checked the answers that are looked at beforehand."""
+    action = decision.get("edited_action")
+    return isinstance(action, dict) and isinstance(action.get("name"), str) and isinstance(action.get("args"), dict)
 
 
 def is_other_tool(one: Asked, decision: Decision) -> bool:

@@ -12,8 +12,10 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from pydantic_core import to_jsonable_python
+
 from sagaspan import ApprovalRequest, Approve, Deny, Edit, ResolutionError
-from sagaspan_langchain import _compat
+from sagaspan_langchain import _compat_tasks as tasks
 from sagaspan_langchain._approvals import (
     CHANNEL,
     Action,
@@ -28,8 +30,8 @@ from sagaspan_langchain._approvals import (
     decisions_about,
     instead_of,
     interrupted,
-    is_needed,
     is_other_tool,
+    is_whole,
     ours,
     skip,
 )
@@ -65,11 +67,11 @@ async def aask(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[st
 
 def _flow(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> _Flow:
     asked = yield _about(tools, calls)
-    if not is_needed(asked, config):
-        return _decided(calls, asked)
-    given = ours(config)
-    shown = (yield (lambda: _compat.shown_to(config), lambda: _compat.ashown_to(config))) if given else None
-    return (yield from _asking(tools, calls, asked, config, given, shown))
+    if not asked:
+        return None
+    answers = tasks.answers_to(config)
+    shown = (yield (lambda: tasks.shown_to(config), lambda: tasks.ashown_to(config))) if answers else None
+    return (yield from _asking(tools, calls, asked, config, answers, ours(asked, answers, shown)))
 
 
 def _asking(
@@ -77,14 +79,19 @@ def _asking(
     calls: Sequence[dict[str, Any]],
     asked: Sequence[Asked],
     config: Mapping[str, Any],
+    answers: Sequence[Any],
     given: Sequence[Any],
-    shown: Any,
 ) -> _Flow:
-    """The step that the answers ``given`` to ``asked``, and then to what edits made of it, come to."""
+    """The step that the answers ``given`` to ``asked``, and then to what edits made of it, come to.
+
+    They begin the ``answers`` of the task that are still there.
+    """
     at = yield from _replaced_at(tools, asked, given)
     if at is not None:
-        return (yield from _asking_instead(tools, calls, asked[0], config, given, at, shown))
-    decisions = interrupted(asked, len(given), shown)
+        return (yield from _asking_instead(tools, calls, asked[0], config, answers, given, at))
+    decisions = interrupted(asked, answers, given)
+    if decisions is None:
+        return _decided(calls, asked)
     if (yield _blocking(lambda: _needs_more(asked, decisions, config))):
         decisions_about((yield _about(tools, [one.call for one in asked])))
     instead: list[Asked | None] = []
@@ -102,20 +109,19 @@ def _asking_instead(
     calls: Sequence[dict[str, Any]],
     one: Asked,
     config: Mapping[str, Any],
+    answers: Sequence[Any],
     given: Sequence[Any],
     at: int,
-    shown: Any,
 ) -> _Flow:
     """What the answers after the one ``at`` come to, by which another tool is called than ``one`` asked for."""
-    for _ in range(at):
-        skip()
+    skip(given[:at])
     decisions = decisions_about([one])
     other, edited = instead_of(one, decisions[0]), _edited([one], decisions)
     made, rest = [other if call is one.call else call for call in calls], given[at + 1 :]
     asked = yield _about(tools, [other])
     if not asked or (asked[0].question.request is None and not rest):
-        return Step(calls=made, answers=Answers(by=_compat.principal_of(config)), edited=edited)
-    step: Step = yield from _asking(tools, made, asked, config, rest, shown)
+        return Step(calls=made, answers=Answers(by=tasks.principal_of(config)), edited=edited)
+    step: Step = yield from _asking(tools, made, asked, config, answers[at + 1 :], rest)
     return replace(step, edited={**edited, **step.edited})
 
 
@@ -128,7 +134,7 @@ def _replaced_at(tools: Tools, asked: Sequence[Asked], given: Sequence[Any]) -> 
         return None
     for at, answer in enumerate(given):
         decision: Any = answer["decisions"][0] if len(answer["decisions"]) == 1 else {"type": ""}
-        if decision["type"] == "edit" and is_other_tool(asked[0], decision):
+        if decision["type"] == "edit" and is_whole(decision) and is_other_tool(asked[0], decision):
             found = yield _about(tools, [instead_of(asked[0], decision)])
             if found and (found[0].question.denied or CHANNEL in found[0].question.channels):
                 return at
@@ -158,7 +164,7 @@ def _step(
     config: Mapping[str, Any],
     others: Sequence[Asked | None],
 ) -> Step:
-    by = _compat.principal_of(config)
+    by = tasks.principal_of(config)
     answers = Answers(by=by)
     made = list(calls)
     for one, decision, other in zip(asked, decisions, others, strict=True):
@@ -189,7 +195,7 @@ def _decided(calls: Sequence[dict[str, Any]], asked: Sequence[Asked]) -> Step | 
 def _edited(asked: Sequence[Asked], decisions: Sequence[Decision]) -> dict[str, Action]:
     """What edits make of the calls, by their ids: those of ``decisions``, and those made elsewhere."""
     elsewhere = [
-        (one.call, {"name": one.call["name"], "args": one.question.edited})
+        (one.call, {"name": one.call["name"], "args": to_jsonable_python(one.question.changed)})
         for one in asked
         if one.question.edited is not None
     ]
@@ -219,7 +225,7 @@ def _needs_more(asked: Sequence[Asked], decisions: Sequence[Decision], config: M
         request = one.question.request
         if request is None or request.approvers < 2 or is_other_tool(one, decision):
             continue
-        answer = answer_of(one, decision, _compat.principal_of(config))
+        answer = answer_of(one, decision, tasks.principal_of(config))
         if isinstance(answer, Deny):
             continue
         guard = guard_of(one.tool)
@@ -235,7 +241,7 @@ def _waits(one: Asked | None, config: Mapping[str, Any]) -> bool:
     request, guard = one.question.request, guard_of(one.tool)
     if request is None or request.approvers < 2 or guard is None:
         return False
-    return _is_pending(guard.approvals_of(CHANNEL), request, Approve(by=_compat.principal_of(config)))
+    return _is_pending(guard.approvals_of(CHANNEL), request, Approve(by=tasks.principal_of(config)))
 
 
 def _is_pending(requests: Any, request: ApprovalRequest, answer: Approve | Edit) -> bool:

@@ -13,11 +13,14 @@ from typing import Any, Final, TypeGuard
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langchain_core.tools import Tool as SingleInputTool
 from langgraph.errors import GraphBubbleUp
+from pydantic_core import to_jsonable_python
 
-from sagaspan import ConfigurationError, Guard, Policy, ToolTimeout
-from sagaspan.adapters import Tool, hearing, told
+from sagaspan import ConfigurationError, Guard, Policy, Run, ToolTimeout
+from sagaspan.adapters import MadeWith, Tool, hearing, told
 from sagaspan_langchain import _compat
+from sagaspan_langchain import _errors as errors
 from sagaspan_langchain import _results as results
+from sagaspan_langchain import _suspended as suspended
 from sagaspan_langchain._marks import own_class
 from sagaspan_langchain._shapes import Shape, shape_of
 
@@ -40,6 +43,10 @@ invocation_in_force: ContextVar[Invocation | None] = ContextVar("sagaspan_langch
 
 asked_in_task: ContextVar[list[Any] | None] = ContextVar("sagaspan_langchain_asked", default=None)
 """Where the calls of the task in force are noted."""
+
+
+edited_in_task: ContextVar[dict[str, dict[str, Any]] | None] = ContextVar("sagaspan_langchain_edited", default=None)
+"""Where the task in force notes what an approver made of the arguments of its calls, by their ids."""
 
 
 is_beside: ContextVar[bool] = ContextVar("sagaspan_langchain_beside", default=False)
@@ -66,6 +73,7 @@ class BodyCall:
     body: Body
     run: Callable[..., Any]
     invocation: Invocation = field(default_factory=_invocation)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     returned: Any = None
     recorded: Any = _NOTHING
     raised: Exception | None = None
@@ -76,8 +84,10 @@ class BodyCall:
     ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
         """The arguments that identify the call, and what runs its body with them."""
         arguments, hidden, by_position = self.body.shape.split(args, kwargs)
+        self.arguments = arguments
 
         def call(final: Mapping[str, Any]) -> Any:
+            self._note_edits(final)
             named = {**hidden, **final}
             return self.run(*[named.pop(name) for name in by_position], **named)
 
@@ -91,17 +101,30 @@ class BodyCall:
 
         return arguments, ainvoke if self.body.tool.is_async else invoke
 
+    def _note_edits(self, final: Mapping[str, Any]) -> None:
+        noted, call_id, asked = edited_in_task.get(), self.invocation.tool_call_id, self.arguments
+        if noted is None or call_id is None:
+            return
+        edited = {name: value for name, value in final.items() if name in asked and _differs(value, asked[name])}
+        if edited:
+            noted[call_id] = to_jsonable_python(edited)
+
     @contextlib.contextmanager
-    def judged(self) -> Iterator[None]:
+    def judged(self, run: Run | None) -> Iterator[None]:
         """Note a critical failure before LangChain's error handling sees it: that must not swallow it."""
+        suspended.check(run, self)
         token = asked_in_task.set(None)  # what the body calls is not asked for again where its answer is on record
         try:
             with hearing() as self.heard:
                 yield
-        except Exception as error:
+        except Exception as failure:
+            is_suspended = suspended.note(run, self, failure)
+            error = errors.original(failure) if is_suspended else failure
             refused = told(error) is not None and not isinstance(error, ToolTimeout)
             if self.body.tool.policy.critical and not refused and not isinstance(error, GraphBubbleUp):
                 self.invocation.ends = error
+            if is_suspended:
+                raise error from error.__cause__
             raise
         finally:
             asked_in_task.reset(token)
@@ -132,6 +155,10 @@ class BodyCall:
             yield
         except Exception as error:
             self.raised = error
+            if errors.is_wrong_answer(error):
+                raise errors.wrong_answer(error) from error.__cause__
+            if suspended.suspends(error, self.body.tool.policy):
+                raise errors.leaving(error) from error.__cause__
             raise
 
     def _recordable(self, value: Any) -> Any:
@@ -145,6 +172,13 @@ class BodyCall:
         return self.body.tool.policy.critical is False and is_account
 
 
+def _differs(value: Any, other: Any) -> bool:
+    try:
+        return value is not other and bool(value != other)
+    except Exception:  # noqa: BLE001 - of what cannot be compared there is nothing to say
+        return False
+
+
 def body_behind(tool: BaseTool | None, *, is_async: bool) -> Body | None:
     """The body of a guarded tool that runs in an agent's step of that kind, or None if it is guarded elsewhere."""
     sync, async_ = getattr(type(tool), BODIES, (None, None))
@@ -155,7 +189,25 @@ def body_behind(tool: BaseTool | None, *, is_async: bool) -> Body | None:
 # -- reading a tool --------------------------------------------------------------------------------------------
 
 
-def body_of(guard: Guard, tool: BaseTool, policy: Policy, *, is_async: bool) -> Body | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class Schema:
+    """How ``tool`` reads its arguments: an edit's are read as a model's are."""
+
+    tool: BaseTool
+
+    def __call__(self, arguments: Mapping[str, Any], /, *, whole: bool) -> Mapping[str, Any]:
+        """``arguments`` as its body gets them."""
+        return _compat.read(self.tool, arguments, "") if whole else _compat.read_some(self.tool, arguments)
+
+
+def schema_of(tool: BaseTool) -> Schema | None:
+    """How ``tool`` reads its arguments; None of one that takes a single input, whatever it is called."""
+    return None if isinstance(tool, SingleInputTool) else Schema(tool)
+
+
+def body_of(
+    guard: Guard, tool: BaseTool, policy: Policy, *, is_async: bool, reads: Schema | None = None
+) -> Body | None:
     """The guarded body of one kind, or None if the tool has none of that kind."""
     function = function_of(tool, is_async=is_async)
     if function is None:
@@ -170,6 +222,8 @@ def body_of(guard: Guard, tool: BaseTool, policy: Policy, *, is_async: bool) -> 
         is_async=is_async,
         description=tool.description,
         suspends=(GraphBubbleUp,),
+        reads=reads,
+        made_with=None if keeps_functions(tool) else MadeWith(tool, own_class(tool), BaseTool),
         send=_sender_of(tool, function, shape, has_artifact=has_artifact, is_async=is_async) if policy.defer else None,
     )
     return Body(tool=defined, shape=shape, has_artifact=has_artifact)

@@ -10,7 +10,10 @@ from typing import Final
 
 from langgraph.errors import GraphBubbleUp
 
+from sagaspan_langchain import _compat_tasks as tasks
+
 _ORIGINAL: Final = "__sagaspan_original__"
+_WRONG_ANSWER: Final = "__sagaspan_wrong_answer__"
 
 
 class Leaving(GraphBubbleUp):
@@ -37,6 +40,17 @@ def original(error: BaseException) -> BaseException:
     """The error that ``leaving`` made this one of, or ``error`` itself."""
     found: BaseException = getattr(error, _ORIGINAL, error)
     return found
+
+
+def wrong_answer(error: Exception) -> BaseException:
+    """``error``, to be raised: a person's answer was none to our question, which stays open. Nothing ended by that."""
+    setattr(error, _WRONG_ANSWER, True)
+    return leaving(error)
+
+
+def is_wrong_answer(error: BaseException | None) -> bool:
+    """Whether ``error`` says only that an answer was refused: by us, or by LangGraph for the schema of its question."""
+    return error is not None and (getattr(error, _WRONG_ANSWER, False) is True or tasks.is_invalid_resume(error))
 
 
 def _with_second_base(kind: type[Exception]) -> type[Exception]:

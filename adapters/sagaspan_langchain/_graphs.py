@@ -106,12 +106,22 @@ class _Surgery:
             return _compat.with_tools(step, tools, run, arun)
         if not any(True for _ in _tool_nodes_in(step)):
             return step
+        if isinstance(step, Pregel) and guard_of(step) is not None:
+            return self._guarded_before(step)
         if isinstance(step, Pregel):
             return _of_class(type(step), step, self.nodes(step))
         if isinstance(step, RunnableBindingBase):
             return step.model_copy(update={"bound": self._step(step.bound, graph)})
         first, *middle, last = (self._step(part, graph) for part in step.steps)
         return step.model_copy(update={"first": first, "middle": middle, "last": last})
+
+    def _guarded_before(self, graph: Graph) -> Graph:
+        """A graph within that its owner guarded: it stays as it is, and its steps belong to the run it is in."""
+        if guard_of(graph) is not self.scope.guard:
+            raise ConfigurationError(
+                f"the agent {graph.get_name()!r} is guarded by another guard; wrap the one around it with that one"
+            )
+        return graph
 
 
 # -- the class that is made for one graph ----------------------------------------------------------------------

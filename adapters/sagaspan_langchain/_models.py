@@ -19,13 +19,13 @@ from sagaspan import Guard, SagaspanError
 from sagaspan.adapters import LlmCall
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
+from sagaspan_langchain import _suspended as suspended
 from sagaspan_langchain._answers import Answer, input_of, settle
 from sagaspan_langchain._completions import CHAT, PROMPT, PROMPTS, Exchange
 from sagaspan_langchain._marks import guard_of, subclass, twin
 from sagaspan_langchain._requests import request_of
 
 Model = BaseLanguageModel[Any]
-_PROVIDER_FAILED: Final = "__sagaspan_provider_failed__"
 
 
 def guarded_model(guard: Guard, model: Model) -> Model:
@@ -34,17 +34,6 @@ def guarded_model(guard: Guard, model: Model) -> Model:
         return model
     guarded: Model = twin(model, _class_of(guard, type(model)))
     return guarded
-
-
-def provider_failed(error: BaseException | None) -> bool:
-    """Whether ``error`` is, or was raised because of, one that left a model's own code: nothing of ours refused."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if getattr(error, _PROVIDER_FAILED, False):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
 
 
 @functools.lru_cache(1000)
@@ -86,8 +75,7 @@ def _told_apart() -> Iterator[None]:
     except SagaspanError as error:
         raise errors.leaving(error) from error.__cause__
     except Exception as error:
-        with contextlib.suppress(AttributeError):  # of a class with slots: it ends the run as any error does
-            setattr(error, _PROVIDER_FAILED, True)
+        suspended.mark(error)
         raise
 
 

@@ -11,6 +11,7 @@ in a thread that lost the context nobody can be asked like this: there the call 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,8 +20,8 @@ from langchain_core.tools import BaseTool
 from sagaspan import Deny, Guard
 from sagaspan.adapters import Question, approver_here
 from sagaspan_langchain import _approvals as approvals
-from sagaspan_langchain import _compat
-from sagaspan_langchain._approvals import CHANNEL, DIGESTS, Answers, Asked, Decision, Gated
+from sagaspan_langchain import _compat_tasks as tasks
+from sagaspan_langchain._approvals import Answers, Asked, Decision, Gated
 from sagaspan_langchain._bodies import asked_in_task, body_behind, is_beside
 from sagaspan_langchain._marks import guard_of
 
@@ -34,7 +35,7 @@ def asked(tool: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
         return
     gated, config = found
     question = gated[4].question(gated[2].tool, gated[3])
-    shown = _compat.shown_to(config) if question is not None and _compat.next_answers(config) else None
+    shown = tasks.shown_to(config) if question is not None and tasks.next_answers(config) else None
     with _answered(gated, question, config, shown):
         yield
 
@@ -49,8 +50,8 @@ async def aasked(tool: BaseTool, args: tuple[Any, ...], kwargs: Mapping[str, Any
     gated, config = found
     question = await gated[4].aquestion(gated[2].tool, gated[3])
     shown = None
-    if question is not None and _compat.next_answers(config):
-        shown = await _compat.ashown_to(config)
+    if question is not None and tasks.next_answers(config):
+        shown = await tasks.ashown_to(config)
     with _answered(gated, question, config, shown):
         yield
 
@@ -62,8 +63,8 @@ def _gated(
     guard, body = guard_of(tool), body_behind(tool, is_async=is_async)
     if guard is None or body is None or not guard.may_ask(body.tool) or _is_asked_elsewhere(guard):
         return None
-    config = _compat.config_here()
-    if config is None or _compat.checkpointer_of(config) is None:
+    config = tasks.config_here()
+    if config is None or tasks.checkpointer_of(config) is None:
         return None
     given = args[0] if args else kwargs.get("tool_input")
     call = {
@@ -88,33 +89,25 @@ def _answered(gated: Gated, question: Question | None, config: Mapping[str, Any]
         yield
         return
     one = Asked(call=call, tool=tool, question=question)
-    decision = _decision(one, _compat.next_answers(config), _is_of(one, shown))
+    decision = _decision(one, tasks.next_answers(config), shown)
     if decision is None:
         yield
         return
-    token = approver_here.set(_answers(one, decision, _compat.principal_of(config)))
+    token = approver_here.set(_answers(one, decision, tasks.principal_of(config)))
     try:
         yield
     finally:
         approver_here.reset(token)
 
 
-def _decision(one: Asked, answers: list[Any], is_shown: bool) -> Decision | None:
+def _decision(one: Asked, answers: list[Any], shown: Any) -> Decision | None:
     """The decision about ``one``; None if it needs none. ``answers`` are those to this question and to later ones."""
-    if one.question.request is None:
-        # Its own answer, or the next question would get that.
-        asked_here = is_shown if len(answers) == 1 else CHANNEL in one.question.channels or one.question.denied
-        if answers and asked_here and approvals.is_ours(answers[0]):
-            approvals.skip()
+    given = approvals.ours([one], answers, shown)
+    if one.question.request is None:  # its own answers are left behind, or the next question would get them
+        approvals.skip([*itertools.takewhile(lambda answer: approvals.is_about([one], answer), given)])
         return None
-    for _ in range(len(answers) - is_shown):
-        approvals.skip()
-    (decision,) = approvals.decisions_about([one])
-    return decision
-
-
-def _is_of(one: Asked, shown: Any) -> bool:
-    return isinstance(shown, dict) and shown.get(DIGESTS) == [one.question.digest]
+    decisions = approvals.interrupted([one], answers, given)
+    return None if decisions is None else decisions[0]
 
 
 def _answers(one: Asked, decision: Decision, by: str | None) -> Answers:

@@ -15,16 +15,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Final, cast
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.tools import BaseTool
+from langgraph.pregel import Pregel
 
 from sagaspan import Guard, Run, SagaspanError
 from sagaspan.adapters import PolicyBook
+from sagaspan_langchain import _branches as branches
+from sagaspan_langchain import _checkpoints as checkpoints
 from sagaspan_langchain import _errors as errors
-from sagaspan_langchain import _threads
+from sagaspan_langchain import _hitl, _threads
 from sagaspan_langchain._embeddings import METHODS, asks_others, guarded_embeddings, is_under_way
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._models import guarded_model
@@ -91,6 +95,7 @@ scope_in_force: ContextVar[Scope | None] = ContextVar("sagaspan_langchain_scope"
 def install() -> None:
     """Let LangChain's calls find the scope in force; once a process."""
     with _lock:
+        _hitl.install(lambda: scope_in_force.get() is not None)  # it may be imported later than the rest
         if _is_hooked(BaseTool.run):
             return
         for base, name, hook in _HOOKS:
@@ -112,9 +117,21 @@ def _is_hooked(method: Any) -> bool:
 
 
 def _put(base: Any, name: str, hook: _Hook) -> None:
-    hooked = hook(vars(base)[name])
+    hooked = hook(_callable(vars(base)[name]))
     setattr(hooked, _INSTALLED, hooked)
     setattr(base, name, hooked)
+
+
+def _callable(method: Any) -> Callable[..., Any]:
+    """``method`` as a function of its object: what other instrumentations put in its place learns that by binding."""
+    if type(method) is FunctionType:  # a wrapper says that it is one, too
+        return method
+
+    @functools.wraps(method)
+    def unbound(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(self, type(self))(*args, **kwargs)
+
+    return unbound
 
 
 def _hook_below(kind: Any, hooks: _Hooks) -> None:
@@ -259,6 +276,29 @@ def _is_counted(target: Embeddings) -> bool:
     return _is_free(target) and not is_under_way(target) and not asks_others(target)
 
 
+def _is_in_a_step(graph: Any) -> bool:
+    return scope_in_force.get() is not None and guard_of(graph) is None
+
+
+def _graph_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begins(graph: Any, config: Any) -> None:
+        checkpoints.take_up(_run_here(), graph, config)
+
+    return functools.wraps(original)(branches.pieces(original, _is_in_a_step, begins))
+
+
+def _agraph_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def begins(graph: Any, config: Any) -> None:
+        await checkpoints.atake_up(_run_here(), graph, config)
+
+    return functools.wraps(original)(branches.apieces(original, _is_in_a_step, begins))
+
+
+def _run_here() -> Run | None:
+    scope = scope_in_force.get()
+    return None if scope is None else scope.guard.current_run()
+
+
 _BELOW: Final[tuple[tuple[Any, _Hooks], ...]] = (
     (BaseTool, {"run": _tool_hook, "arun": _atool_hook}),
     (Embeddings, {name: _aembedding_hook if name.startswith("a") else _embedding_hook for name in METHODS}),
@@ -276,4 +316,6 @@ _HOOKS: Final[tuple[tuple[Any, str, _Hook], ...]] = (
     (BaseChatModel, "astream", _model_hook),
     (BaseChatModel, "stream_events", _model_hook),
     (BaseChatModel, "astream_events", _model_hook),
+    (Pregel, "stream", _graph_hook),
+    (Pregel, "astream", _agraph_hook),
 )

@@ -7,7 +7,7 @@ what was done is answered from the ledger. Equal calls of another task are calls
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +16,10 @@ from langgraph.prebuilt import ToolNode
 from sagaspan import Guard, Run
 from sagaspan.adapters import approver_here
 from sagaspan_langchain import _compat
-from sagaspan_langchain._approvals import Step
+from sagaspan_langchain import _compat_tasks as tasks
+from sagaspan_langchain._approvals import Action, Step
 from sagaspan_langchain._asking import aask, ask
-from sagaspan_langchain._bodies import asked_in_task, body_behind, is_beside
+from sagaspan_langchain._bodies import asked_in_task, body_behind, edited_in_task, is_beside
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._revised import with_message
 
@@ -29,10 +30,13 @@ def run_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: b
     """What ``node`` answers; ``merges``: the state it is in replaces a message by one with its id."""
     step = None
     with _task(node, given, config):
-        if _compat.checkpointer_of(config) is not None:
+        if tasks.checkpointer_of(config) is not None:
             step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
-            return _compat.run_node(node, given, config, runtime)
+            with _noting_edits() as noted:
+                output = _compat.run_node(node, given, config, runtime)
+            edited = _made(node, given, noted) if merges and noted else {}
+            return with_message(node, given, config, output, edited, _run_of(node))
         with _answered_by(step):
             output = _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
         return with_message(node, given, config, output, step.edited, _run_of(node)) if merges else output
@@ -42,13 +46,36 @@ async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, me
     """As ``run_step``, in a running loop."""
     step = None
     with _task(node, given, config):
-        if _compat.checkpointer_of(config) is not None:
+        if tasks.checkpointer_of(config) is not None:
             step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
-            return await _compat.arun_node(node, given, config, runtime)
+            with _noting_edits() as noted:
+                output = await _compat.arun_node(node, given, config, runtime)
+            edited = _made(node, given, noted) if merges and noted else {}
+            return with_message(node, given, config, output, edited, _run_of(node))
         with _answered_by(step):
             output = await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
         return with_message(node, given, config, output, step.edited, _run_of(node)) if merges else output
+
+
+@contextlib.contextmanager
+def _noting_edits() -> Iterator[dict[str, dict[str, Any]]]:
+    """What approvers make of the calls within the block, where nobody is asked about them beforehand."""
+    noted: dict[str, dict[str, Any]] = {}
+    token = edited_in_task.set(noted)
+    try:
+        yield noted
+    finally:
+        edited_in_task.reset(token)
+
+
+def _made(node: ToolNode, given: Any, edited: Mapping[str, Mapping[str, Any]]) -> dict[str, Action]:
+    """The calls that were made instead of those of the model, by their ids."""
+    return {
+        call["id"]: {"name": call["name"], "args": {**call["args"], **edited[call["id"]]}}
+        for call in _compat.calls_of(node, given)
+        if call["id"] in edited
+    }
 
 
 @contextlib.contextmanager
@@ -66,7 +93,7 @@ def _answered_by(step: Step) -> Iterator[None]:
 @contextlib.contextmanager
 def _task(node: ToolNode, given: Any, config: Any) -> Iterator[None]:
     """One execution of a task: the calls that an earlier one made in this run are asked for again, not anew."""
-    run, task = _run_of(node), _compat.task_of(config)
+    run, task = _run_of(node), tasks.task_of(config)
     if run is None or task is None:
         yield
         return

@@ -31,7 +31,8 @@ from sagaspan_langchain._bodies import (
     keeps_functions,
     kept_function,
 )
-from sagaspan_langchain._branches import branch_of
+from sagaspan_langchain._branches import branch_here
+from sagaspan_langchain._foreign import span_of
 from sagaspan_langchain._marks import subclass, twin
 from sagaspan_langchain._nodes import aasked, asked
 
@@ -147,14 +148,15 @@ def _body_run(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
         call = BodyCall(body=body, run=functools.partial(original, _unguarded(tool, self)))
         arguments, invoke = call.prepare(args, kwargs)
         asked = asked_in_task.get()
-        with call.judged():
+        with call.judged(guard.current_run()):
             value = guard.call_tool(
                 body.tool,
                 arguments,
                 invoke,
                 tool_call_id=call.invocation.tool_call_id,
                 asked=asked,
-                branch=branch_of(guard.current_run()),
+                branch=branch_here(),
+                span=span_of(tool.name),
             )
         return call.delivered(value)
 
@@ -169,14 +171,15 @@ def _body_arun(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
         call = BodyCall(body=body, run=functools.partial(original, _unguarded(tool, self)))
         arguments, invoke = call.prepare(args, kwargs)
         asked = asked_in_task.get()
-        with call.judged():
+        with call.judged(guard.current_run()):
             value = await guard.acall_tool(
                 body.tool,
                 arguments,
                 invoke,
                 tool_call_id=call.invocation.tool_call_id,
                 asked=asked,
-                branch=branch_of(guard.current_run()),
+                branch=branch_here(),
+                span=span_of(tool.name),
             )
         return call.delivered(value)
 
@@ -200,7 +203,7 @@ def _called(guard: Guard, body: Body, function: Callable[..., Any]) -> Callable[
     def called(*args: Any, **kwargs: Any) -> Any:
         call = BodyCall(body=body, run=function, invocation=Invocation(None))
         arguments, invoke = call.prepare(*_by_name(body, function, args, kwargs))
-        with _leaving(), call.judged():
+        with _leaving(), call.judged(guard.current_run()):
             value = guard.call_tool(body.tool, arguments, invoke)
         return call.delivered(value)
 
@@ -212,7 +215,7 @@ def _called_awaited(guard: Guard, body: Body, function: Callable[..., Any]) -> C
     async def called(*args: Any, **kwargs: Any) -> Any:
         call = BodyCall(body=body, run=function, invocation=Invocation(None))
         arguments, invoke = call.prepare(*_by_name(body, function, args, kwargs))
-        with _leaving(), call.judged():
+        with _leaving(), call.judged(guard.current_run()):
             value = await guard.acall_tool(body.tool, arguments, invoke)
         return call.delivered(value)
 

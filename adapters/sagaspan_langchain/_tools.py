@@ -10,7 +10,7 @@ from langchain_core.tools import BaseTool
 
 from sagaspan import ConfigurationError, Guard, Policy
 from sagaspan.adapters import PolicyBook, guard_function, tool_behind, under_name
-from sagaspan_langchain._bodies import body_of, function_of, keeps_functions
+from sagaspan_langchain._bodies import body_of, function_of, keeps_functions, schema_of
 from sagaspan_langchain._bypasses import way_past_the_body
 from sagaspan_langchain._marks import guard_of, own_class
 from sagaspan_langchain._subclasses import guarded_twin
@@ -50,8 +50,9 @@ def guard_tool(guard: Guard, tool: BaseTool, book: PolicyBook, peers: Mapping[st
     way = way_past_the_body(own_class(tool))
     if way is not None:
         refuse_bypass(guard, tool.name, book, f"its class runs it in {way!r} without its body")
-    sync = body_of(guard, tool, policy, is_async=False)
-    return guarded_twin(guard, tool, sync=sync, async_=body_of(guard, tool, policy, is_async=True))
+    reads = schema_of(tool)
+    sync, async_ = (body_of(guard, tool, policy, is_async=is_async, reads=reads) for is_async in (False, True))
+    return guarded_twin(guard, tool, sync=sync, async_=async_)
 
 
 def _guarded_item(guard: Guard, item: Any, book: PolicyBook, peers: Mapping[str, BaseTool]) -> Any:

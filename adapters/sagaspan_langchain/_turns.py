@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, Self, TypeVar
 from uuid import UUID
 from weakref import WeakSet
 
-from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -26,10 +25,13 @@ from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 from langgraph.types import Command, StateSnapshot
 
 from sagaspan import Budget, Run, RunInfo, RunInProgress, RunState, StoreUnavailable
-from sagaspan_langchain import _compat
+from sagaspan.adapters import task_here
+from sagaspan_langchain import _branches as branches
+from sagaspan_langchain import _checkpoints as checkpoints
+from sagaspan_langchain import _compat_tasks as tasks
 from sagaspan_langchain import _errors as errors
-from sagaspan_langchain._models import provider_failed
 from sagaspan_langchain._reach import Scope
+from sagaspan_langchain._suspended import provider_failed
 
 T = TypeVar("T")
 _PAUSES: Final = (GraphInterrupt, GraphDrained)
@@ -54,27 +56,28 @@ class Turn:
     """One invocation: its run, and what must happen to that when the invocation ends."""
 
     def __init__(self, scope: Scope, opening: Opening, graph: Any, asked: Any, config: RunnableConfig | None) -> None:
-        seen = _compat.in_force(getattr(graph, "config", None), config)
+        seen = tasks.in_force(getattr(graph, "config", None), config)
         self._scope = scope
         self._guard = guard = scope.guard
         self._opening = opening
-        self._nested = _compat.is_nested(seen)
+        self._nested = tasks.is_nested(seen)
         # A budget of its own is counted in a run of its own, nested in the one in force.
         self._joined = guard.current_run() if opening.budget is None else None
         thread = seen.get("configurable", {}).get("thread_id")
         self._thread = None if thread is None else str(thread)
-        self._place = _compat.place_of(seen, graph) if self._nested and guard.current_run() is None else None
+        self._place = tasks.place_of(seen, graph) if self._nested and guard.current_run() is None else None
         if self._place is None:
             self._continues = asked is None or (isinstance(asked, Command) and asked.resume is not None)
             saver = getattr(graph, "checkpointer", None)
         else:
-            self._continues, saver = _compat.is_resuming(seen), _compat.checkpointer_of(seen)
+            self._continues, saver = tasks.is_resuming(seen), tasks.checkpointer_of(seen)
         self._has_history = self._thread is not None and isinstance(saver, BaseCheckpointSaver)
-        self._states: RunnableConfig = (config or {}) if self._place is None else _compat.at(seen, self._place)
+        self._states: RunnableConfig = (config or {}) if self._place is None else tasks.at(seen, self._place)
         self._watch = _Watch()
         self._run: Run
+        self._branch: branches.Branch
         # Inside another graph's node it is that graph that pauses, and its own watch that sees it.
-        self.config = config if self._nested else _compat.merged(config, {"callbacks": [self._watch]})
+        self.config = config if self._nested else tasks.merged(config, {"callbacks": [self._watch]})
 
     @classmethod
     def enter(cls, scope: Scope, opening: Opening, graph: Any, asked: Any, config: RunnableConfig | None) -> Self:
@@ -90,6 +93,8 @@ class Turn:
                 if not is_same:
                     raise
                 turn._open(turn_id)  # it goes on elsewhere: this is another turn
+        else:
+            checkpoints.take_up(turn._joined, graph, config)
         turn._go_on(snapshot)
         return turn
 
@@ -109,6 +114,8 @@ class Turn:
                 if not is_same:
                     raise
                 await turn._aopen(turn_id)
+        else:
+            await checkpoints.atake_up(turn._joined, graph, config)
         if snapshot is None:
             turn._go_on(None)
         else:
@@ -164,9 +171,17 @@ class Turn:
         if self._joined is not None:
             self._run = self._joined
         self._run.go_on()
+        self._branch = branches.begin(self._run)
         if snapshot is not None and self._run.resumed and self._run not in _counted:
             _counted.add(self._run)
-            self._run.answered_elsewhere(_answered(snapshot), _answers_until(snapshot))
+            # Of a run that others are in, too, the checkpoint says nothing but what the model was answered.
+            before = checkpoints.ended_steps(snapshot) if self._joined is None else None
+            self._run.answered_elsewhere(
+                checkpoints.answered(snapshot),
+                checkpoints.answers_until(snapshot),
+                before=before,
+                is_over=checkpoints.ended_tasks(snapshot, self._states),
+            )
 
     # -- while it runs -----------------------------------------------------------------------------------------
 
@@ -182,7 +197,7 @@ class Turn:
 
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
-        with self._scope.in_force():
+        with self._scope.in_force(), self._branch.in_force(), self._saying_tasks():
             if self._joined is not None:  # it is in force here already, with the caller's own span over it
                 yield
                 return
@@ -192,10 +207,23 @@ class Turn:
             finally:
                 self._run.deactivate()
 
+    @contextlib.contextmanager
+    def _saying_tasks(self) -> Iterator[None]:
+        """Where a checkpoint may answer for a task, each call says in which it is made."""
+        if not self._has_history:
+            yield
+            return
+        token = task_here.set(tasks.path_here)
+        try:
+            yield
+        finally:
+            task_here.reset(token)
+
     # -- how it ends -------------------------------------------------------------------------------------------
 
     def leave(self, failure: BaseException | None) -> None:
         """End the invocation, and the run if it opened it; raises ``failure`` as the caller shall see it."""
+        self._branch.end()
         shown = self._shown(failure)
         error = self._ending(shown)
         if self._joined is None:
@@ -206,6 +234,7 @@ class Turn:
 
     async def aleave(self, failure: BaseException | None) -> None:
         """As ``leave``, in a running loop."""
+        self._branch.end()
         shown = self._shown(failure)
         error = self._ending(shown)
         if self._joined is None:
@@ -221,13 +250,30 @@ class Turn:
         return errors.original(failure)
 
     def _ending(self, shown: BaseException | None) -> BaseException | None:
-        """What ends the run: LangGraph's control flow does not; the run pauses with the graph."""
-        paused = isinstance(shown, _PAUSES) or (shown is None and self._watch.paused)
+        """What ends the run: LangGraph's control flow does not; the run pauses with the graph.
+
+        Nor does an answer that was refused: the question is still open, and nothing that was done is undone for it.
+        """
+        is_refused = errors.is_wrong_answer(shown) or self._is_no_answer(shown)
+        paused = is_refused or isinstance(shown, _PAUSES) or (shown is None and self._watch.paused)
         if paused and (self._joined is None or not self._nested):
             self._run.pause()
-        if shown is not None and self._has_history and self._joined is None and provider_failed(shown):
+        can_go_on = is_refused or (self._is_gone_on_with and provider_failed(shown))
+        if shown is not None and can_go_on:
             self._run.can_resume_after(shown)
-        return None if isinstance(shown, GraphBubbleUp) else shown
+        return None if is_refused or isinstance(shown, GraphBubbleUp) else shown
+
+    @property
+    def _is_gone_on_with(self) -> bool:
+        """Whether whoever goes on with the run goes on with this graph: not where the body of a call invoked it."""
+        if self._joined is None:
+            return self._has_history
+        return self._has_history and not self._nested and self._guard.current_call() is None
+
+    def _is_no_answer(self, shown: BaseException | None) -> bool:
+        """Whether LangGraph refused what was to go on: an answer to a question that is none, or to which of several."""
+        goes_on = self._goes_on and (self._joined is not None or self._run.resumed)
+        return goes_on and shown is not None and tasks.is_before_the_first_step(shown)
 
 
 _counted: WeakSet[Run] = WeakSet()
@@ -260,32 +306,3 @@ def _is_interrupted(run: RunInfo) -> bool:
 def _is_saved(run: RunInfo, snapshot: StateSnapshot) -> bool:
     """Whether a checkpoint was made since ``run`` was entered; else the conversation knows nothing of it."""
     return snapshot.created_at is not None and dt.datetime.fromisoformat(snapshot.created_at) > run.started
-
-
-def _answers_until(snapshot: StateSnapshot) -> dt.datetime:
-    """Up to when nothing is asked again that was done.
-
-    Of a step that was interrupted, what is saved beside the checkpoint is not asked again either: the tasks that ended,
-    and a graph of its own that goes on from its own checkpoint.
-    """
-    in_step = any(task.result is not None or task.state is not None for task in snapshot.tasks)
-    if in_step or snapshot.created_at is None:
-        return dt.datetime.now(dt.UTC)
-    return dt.datetime.fromisoformat(snapshot.created_at)
-
-
-def _answered(snapshot: StateSnapshot) -> set[str]:
-    """The ids of the tool calls that the checkpoint answers; one that a provider used again is open again."""
-    answered: set[str] = set()
-    for message in _messages(snapshot.values):
-        if isinstance(message, AIMessage):
-            answered -= {call["id"] for call in message.tool_calls if call["id"] is not None}
-        elif isinstance(message, ToolMessage):
-            answered.add(message.tool_call_id)
-    return answered
-
-
-def _messages(values: Any) -> Iterator[Any]:
-    for value in values.values() if isinstance(values, dict) else [values]:
-        if isinstance(value, list):
-            yield from value

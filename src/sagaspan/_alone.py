@@ -85,6 +85,6 @@ async def _undo(engine: Engine, run: RunRecord, step: CallRecord, backend: Backe
 
 
 def _outcome(engine: Engine, call: CallRecord, *, dry_run: bool) -> str:
-    if call.state is not CallState.COMPENSATED and engine.find_compensation(call) is None:
+    if call.state is not CallState.COMPENSATED and engine.known.find_compensation(call) is None:
         return "queued"
     return "needs_human" if call.state is _FAILED and not dry_run else "compensated"

@@ -6,7 +6,7 @@ link and a signed reply say themselves whose they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from sagaspan import _owner as owner
@@ -14,6 +14,7 @@ from sagaspan import codecs
 from sagaspan._backends import ASYNCIO
 from sagaspan._checks import check_choice, check_count, check_mapping, check_name, check_seconds, described
 from sagaspan._clock import now_us
+from sagaspan._tool import Reads
 from sagaspan.approvers import ApprovalRequest, Approve, Deny, Edit, check_arguments, check_roles, check_text
 from sagaspan.assurance import LEVELS, Assurance, weaker
 from sagaspan.exceptions import ConfigurationError, ResolutionError
@@ -37,12 +38,19 @@ class Approvals:
     """The requests of a store, or of one ``namespace`` of it; ``channel`` is how they are decided here."""
 
     def __init__(
-        self, store: Store, namespace: str | None = None, digest: Digest = fingerprint, *, channel: str = "api"
+        self,
+        store: Store,
+        namespace: str | None = None,
+        digest: Digest = fingerprint,
+        *,
+        channel: str = "api",
+        reads: Callable[[str], Reads | None] = lambda tool: None,  # noqa: ARG005 - of a tool that nobody knows here
     ) -> None:
         self._store = store
         self._namespace = namespace
         self._digest = digest
         self._channel = channel
+        self._reads = reads
 
     def list(
         self,
@@ -120,7 +128,8 @@ class Approvals:
     ) -> ApprovalRequest:
         """Agree to other ``arguments`` (all of them, by name): a new request takes the place of this one.
 
-        Its editor is one of those who must agree. Raises as ``approve``, and for arguments of other names.
+        Its editor is one of those who must agree. Raises as ``approve``, and for arguments of other names, those that
+        the tool's schema refuses, where it is known here, and redacted ones, which stay what they are.
         """
         record = self._ours(id)
         vote = self._vote(record, by, roles, assurance, None)
@@ -146,7 +155,7 @@ class Approvals:
         until = record.expires_us
         if expires_in is not None:
             check_seconds("expires_in", expires_in)
-            until = min(until, now_us() + int(expires_in * 1e6))
+            until = min(until, self._store.now_us() + int(expires_in * 1e6))
         link = Link(
             namespace=record.namespace, request=record.id, digest=record.digest, by=by, roles=tuple(sorted(roles)),
             nonce=new_nonce(), expires_us=until,
@@ -197,7 +206,7 @@ class Approvals:
             Expression(when, where="the grant, when")
         grant = Grant(
             namespace=self._one_namespace(), by=by or owner.os_user(), roles=tuple(sorted(roles)), assurance=assurance,
-            to=to, tools=tools, when=when, nonce=new_nonce(), expires_us=now_us() + int(expires_in * 1e6),
+            to=to, tools=tools, when=when, nonce=new_nonce(), expires_us=self._store.now_us() + int(expires_in * 1e6),
         )  # fmt: skip
         if approvals.is_among(to, (grant.by,)):
             raise ConfigurationError(f"{to!r} needs no grant of his own; name somebody else")
@@ -223,7 +232,7 @@ class Approvals:
             raise ResolutionError(f"this is no reply that decides anything: {problem}", tool_ran="no") from problem
         record = decisions.get(self._store, reply.request)
         self._check_namespace(record)
-        only = self._once(record, message, now_us() + REMEMBERED_US, reply.digest)
+        only = self._once(record, message, self._store.now_us() + REMEMBERED_US, reply.digest)
         return self._carried_out(record, reply.answer, by=reply.by, roles=reply.roles, channel="webhook", only=only)
 
     # -- asynchronous callers ----------------------------------------------------------------------------------
@@ -310,7 +319,8 @@ class Approvals:
             raise ConfigurationError(
                 f"the edit of {record.id} cannot be recorded: {problem}; pass plain data"
             ) from problem
-        return self._view(decisions.edit(self._store, record, plain, vote, make_digest=self._digest, only=only))
+        how: Any = {"make_digest": self._digest, "only": only, "reads": self._reads(record.tool)}
+        return self._view(decisions.edit(self._store, record, plain, vote, **how))
 
     def _vote(
         self,
@@ -331,7 +341,7 @@ class Approvals:
 
     def _in_the_name_of(self, record: ApprovalRecord, vote: Vote, token: str) -> Vote:
         """``vote`` for who gave the grant; raises ``ResolutionError`` if that is not about this person and call."""
-        grant = grant_of(token, self._store.seal.key(record.namespace), now_us())
+        grant = grant_of(token, self._store.seal.key(record.namespace), self._store.now_us())
         if grant.to != vote.by:
             raise ResolutionError(
                 f"the grant of {grant.by!r} is for {grant.to!r}, not for {vote.by!r}; nothing was decided",
@@ -350,13 +360,14 @@ class Approvals:
 
     def _followed(self, token: str) -> tuple[ApprovalRecord, Link]:
         """The request of a link, whose namespace says itself with which secret it was signed."""
-        link = link_of(token, self._store.seal.key(self._one_namespace()), now_us())
+        link = link_of(token, self._store.seal.key(self._one_namespace()), self._store.now_us())
         record = decisions.get(self._store, link.request)
         self._check_namespace(record)
         return record, link
 
     def _once(self, record: ApprovalRecord, nonce: str, until_us: int, digest: str) -> Condition:
-        used = NonceChange(namespace=record.namespace, id=nonce_id(nonce), until_us=until_us, now_us=now_us())
+        now = self._store.now_us()
+        used = NonceChange(namespace=record.namespace, id=nonce_id(nonce), until_us=until_us, now_us=now)
         return Condition(digest=digest, once=used)
 
     def _one_namespace(self) -> str:

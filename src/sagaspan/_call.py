@@ -56,7 +56,8 @@ class Call:
     run's record as it was when the call began; ``occurrence`` counts equal calls in this incarnation of it.
     ``under`` is the id of the run under whose locks it works, if any: of a call that a compensation makes, the run that
     is undone. ``purse`` are the scopes of its runs with their budgets, ``signals`` what its run's
-    calls brought of late. ``model`` is set where the call is one of a model, not of a tool.
+    calls brought of late. ``model`` is set where the call is one of a model, not of a tool. ``task`` is the task of its
+    framework that it is made in, where a checkpoint may answer for that.
     ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
     whose body this one is made.
     ``secrets`` are the texts of what is redacted of it; ``former`` are the keys that the same call had before that.
@@ -87,6 +88,7 @@ class Call:
     model: str | None = None
     agent: str | None = None
     branch: str | None = None
+    task: str | None = None
     ancestors: tuple[str, ...] = ()
     scheduled: CallRecord | None = None
     sent_with: str | None = None

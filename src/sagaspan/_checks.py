@@ -11,8 +11,9 @@ from sagaspan.exceptions import ConfigurationError
 
 # The third slash of a file's URL begins a path, which may have an @ in it.
 _PASSWORD: Final = re.compile(r"""(?<=://)(?!/)[^\s'"]*@|(?<=[?&])(\w*(?:pass|key|token|secret)\w*)=[^&\s'"]*""", re.I)
-MAX_NAME: Final = 1000
-"""How many characters an id or a name can have."""
+MAX_NAME: Final = 480
+"""How many characters an id or a name can have: no more than the indexes of every store hold."""
+MAX_NAMESPACE: Final = 100
 
 
 def described(value: object) -> str:
@@ -43,8 +44,8 @@ def check_flag(name: str, value: object) -> None:
         raise ConfigurationError(f"{name}={value!r} is {described(value)}; write {name}=True or {name}=False")
 
 
-def check_name(name: str, value: object, *, optional: bool = False) -> None:
-    """Refuse what is no text of 1 to ``MAX_NAME`` characters; with ``optional`` None will do."""
+def check_name(name: str, value: object, *, optional: bool = False, most: int = MAX_NAME) -> None:
+    """Refuse what is no text of 1 to ``most`` characters; with ``optional`` None will do."""
     if value is None and optional:
         return
     if not isinstance(value, str):
@@ -53,8 +54,12 @@ def check_name(name: str, value: object, *, optional: bool = False) -> None:
         raise ConfigurationError(f"{name}={value!r} is {described(value)}, not a text; write {instead}{out}")
     if not value.strip():
         raise ConfigurationError(f"{name}={value!r} is empty; give it a name{', or leave it out' if optional else ''}")
-    if len(value) > MAX_NAME:
-        raise ConfigurationError(f"{name} has {len(value)} characters; {MAX_NAME} are the most")
+    if len(value) > most:
+        raise ConfigurationError(f"{name} has {len(value)} characters; {most} are the most")
+    if "\0" in value:
+        raise ConfigurationError(
+            f"{name}={value!r} has a NUL at {value.index(chr(0))}, which no server holds; leave it out"
+        )
     check_whole(name, value)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sagaspan._checks import signature_of
+from sagaspan._sameness import same_callable
 from sagaspan.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -122,19 +123,6 @@ def _handler(
 def name_of(function: Callable[..., Any]) -> str:
     """What a function is called if nobody says otherwise."""
     return str(getattr(function, "__name__", type(function).__name__))
-
-
-def same_callable(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions do the same to the same things: not two closures, nor methods of two objects."""
-    if one is other or one == other:  # equal: bound methods of one object
-        return True
-    code = getattr(one, "__code__", None)
-    return (
-        code is not None
-        and code is getattr(other, "__code__", None)
-        and not getattr(one, "__closure__", None)
-        and not hasattr(one, "__self__")
-    )
 
 
 def same_handler(one: Handler | None, other: Handler | None) -> bool:

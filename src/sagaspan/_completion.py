@@ -217,7 +217,7 @@ async def send_due(engine: Engine, run: RunRecord, *, in_force: InForce, backend
         stopped = await _send(engine, run, left, in_force, backend)
         if stopped is None:
             continue
-        tool = engine.find_deferred(stopped.call)
+        tool = engine.known.find_deferred(stopped.call)
         given_up = tool is not None and tool.policy.critical is False and not isinstance(stopped.error, ScopeFrozen)
         if not given_up or not isinstance(stopped.error, Exception):
             return stopped
@@ -234,7 +234,7 @@ async def _send(
     if not owner.is_self(run.owner):  # forked in the body of the call before this one
         raise RunInProgress(f"the run {run.id!r} is completed by the process that this one was forked from")
     record, waiting = left[0], len(left) - 1
-    tool = engine.find_deferred(record)
+    tool = engine.known.find_deferred(record)
     if tool is None:
         return Stopped(call=record, reason="unsent", error=_queued(run, record), waiting=waiting, queued=True)
     if not is_readable(record):

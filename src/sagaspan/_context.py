@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ current_run: ContextVar[Run | None] = ContextVar("sagaspan_run", default=None)
 current_call: ContextVar[Call | None] = ContextVar("sagaspan_call", default=None)
 approver_here: ContextVar[Approver | None] = ContextVar("sagaspan_approver", default=None)
 """Who is asked in the place of the guard's approver: the framework whose step the call is made in."""
+task_here: ContextVar[Callable[[], str | None] | None] = ContextVar("sagaspan_task", default=None)
+"""What says in which task of its framework a call is made, where that can go on without its tasks that have ended."""
 calls_held: ContextVar[tuple[str, ...]] = ContextVar("sagaspan_calls_held", default=())
 """The calls of models that are open around this code, which it must not wait for; some may be over."""
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import inspect
 import logging
-import secrets
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -15,9 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
-from opentelemetry.trace import Tracer, TracerProvider
+from opentelemetry.trace import INVALID_SPAN, Span, Tracer, TracerProvider
 
-from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._accounts import Accounts
 from sagaspan._adapters import find_adapter
@@ -25,26 +22,28 @@ from sagaspan._approvals import Approvals
 from sagaspan._audit import Audit
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call
-from sagaspan._checks import check_choice, check_codec, check_flag, check_mapping, check_name, check_seconds, described
-from sagaspan._clock import now_us
+from sagaspan._checks import MAX_NAMESPACE, check_choice, check_codec, check_flag, check_name, described
 from sagaspan._compensation import name_of
 from sagaspan._context import current_call, current_run
 from sagaspan._coverage import Coverage
 from sagaspan._defaults import MODES, Mode, defaults_of
-from sagaspan._engine import Engine, Equal, Origin, call_sync
+from sagaspan._engine import Engine
 from sagaspan._freezes import Frozen, freeze, frozen, unfreeze
+from sagaspan._guarded import check_function, guarded_function, order
 from sagaspan._llm import LlmCall
 from sagaspan._llm_function import metered
 from sagaspan._loops import check_loop
+from sagaspan._making import Equal, Origin
 from sagaspan._middleware import Middleware
+from sagaspan._noted import note_policy
+from sagaspan._opening import OnInterrupt, Orphans, made_run
 from sagaspan._policy_file import PolicyFile
 from sagaspan._policy_watch import PolicyWatch, stamp_of
 from sagaspan._prune import Pruned, Pruner, cutoff_us
 from sagaspan._question import Question
 from sagaspan._recovery import Recoverer, Recovery
 from sagaspan._run import Run
-from sagaspan._tool import MARK, Tool, tool_behind, tool_of
-from sagaspan._tracebacks import outside
+from sagaspan._tool import Tool, tool_of
 from sagaspan._undo import compensate
 from sagaspan._undone import Undone
 from sagaspan._usage import Spending, spending_of, usage_by
@@ -52,9 +51,7 @@ from sagaspan._views import Calls, Runs
 from sagaspan.approvers import ApprovalRequest, Approver, approver_of
 from sagaspan.budget import Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError, LoopDetected
-from sagaspan.keys import fingerprint
-from sagaspan.ledger.holding import merged
-from sagaspan.ledger.records import CallInfo, RunInfo, RunRecord, RunState, run_info
+from sagaspan.ledger.records import CallInfo, RunInfo, run_info
 from sagaspan.ledger.store import Store
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Rows, load_prices
@@ -66,8 +63,6 @@ from sagaspan.stores import Durability, Migrate, connect, default_store
 _log = logging.getLogger("sagaspan")
 P = ParamSpec("P")
 T = TypeVar("T")
-OnInterrupt = Literal["hold", "compensate"]
-Orphans = Literal["warn", "compensate"]
 
 
 class Guard:
@@ -136,7 +131,7 @@ class Guard:
         check_choice("mode", mode, (None, *MODES))
         if fail_open is not None:
             check_flag("fail_open", fail_open)
-        check_name("namespace", namespace)
+        check_name("namespace", namespace, most=MAX_NAMESPACE)
         check_codec(codec)
         if tracer_provider is not None and not hasattr(tracer_provider, "get_tracer"):
             raise ConfigurationError(f"tracer_provider takes a TracerProvider, not {described(tracer_provider)}")
@@ -171,7 +166,7 @@ class Guard:
         self._engine.at_first_end = self._warn_of_unused
         self._given = prices, budget, budgets, fail_open, mode
         if file is not None:
-            self._engine.watch = PolicyWatch(file, stamp, self._put_in_force, self._engine.note_policy)
+            self._engine.in_force.watch = PolicyWatch(file, stamp, self._put_in_force, self._note_policy)
 
     def _put_in_force(self, file: PolicyFile) -> None:
         """Go by another content of the policy file from the next call on, or raise ``ConfigurationError``."""
@@ -187,6 +182,9 @@ class Guard:
         self._engine.adopt(file, defaults, book)
         self._file, self.prices, self.fail_open = file.tools, new_prices, defaults.fail_open
         self.mode = defaults.mode
+
+    def _note_policy(self, file: PolicyFile, problem: str | None) -> None:
+        note_policy(self._store, self.namespace, file, problem)
 
     def _opened(self, store: Any) -> Store:
         if store is None or isinstance(store, str | Path):
@@ -205,7 +203,7 @@ class Guard:
     @property
     def policy_problem(self) -> str | None:
         """What is wrong with the policy file since it was changed, so that an older content of it is in force."""
-        watch = self._engine.watch
+        watch = self._engine.in_force.watch
         return None if watch is None else watch.problem
 
     @property
@@ -229,20 +227,20 @@ class Guard:
             return self._guarded(function, None, fields)
         if function is not None and not isinstance(function, str):
             raise ConfigurationError(
-                f"guard.tool takes a function or a name, not {described(function)}{_order(function)}"
+                f"guard.tool takes a function or a name, not {described(function)}{order(function)}"
             )
         return lambda decorated: self._guarded(decorated, function, fields)
 
     def _guarded(self, function: Callable[..., Any], name: str | None, fields: dict[str, Any]) -> Callable[..., Any]:
-        _check_function(function, name)
+        check_function(function, name)
         name = name_of(function) if name is None else name
         try:
             declared = Policy(**fields)
         except ConfigurationError as error:
             raise ConfigurationError(f"tool {name!r}: {error}") from error
         tool = tool_of(function, name=name, policy=self.policy_for(name, declared))
-        self._engine.register(tool)
-        return _guarded_function(self._engine, tool)
+        self._engine.known.register(tool)
+        return guarded_function(self._engine, tool)
 
     def policy_for(self, name: str, declared: Policy, wrapped: PolicyBook | None = None) -> Policy:
         """The policy in force for a tool: file over wrap over guard over what the tool itself declares."""
@@ -265,7 +263,7 @@ class Guard:
         file = self._engine.policy
         rules = None if file is None else file.rules
         by_rules = () if rules is None else rules.unfit(self._named)
-        never = () if rules is None else rules.never_held(self._engine.parameters_of(self._named))
+        never = () if rules is None else rules.never_held(self._engine.known.parameters_of(self._named))
         found = (*self._file.unfit(self._named), *by_rules, *never, *self._book.unfit(self._named))
         return [sentence for _, sentence in found]
 
@@ -301,7 +299,7 @@ class Guard:
         book = PolicyBook(policies, source="wrap(policies)")
         own = budgets_of(budget, where="wrap(budget)")
         adapter = find_adapter(target)
-        with self._engine.all_or_nothing():
+        with self._engine.known.all_or_nothing():
             wrapped: T = adapter.wrap(
                 self, target, book, name=name, run_id=run_id, budget=own or None, on_interrupt=on_interrupt
             )
@@ -326,7 +324,7 @@ class Guard:
     def define(self, function: Callable[..., Any], *, name: str, policy: Policy, **details: Any) -> Tool:
         """A tool of an agent that an adapter wraps (``details``: those of ``sagaspan.adapters.tool_of``)."""
         tool = tool_of(function, name=name, policy=policy, **details)
-        self._engine.prepare(tool)
+        self._engine.known.prepare(tool)
         return tool
 
     def call_tool(
@@ -339,13 +337,15 @@ class Guard:
         agent: str | None = None,
         asked: list[Equal] | None = None,
         branch: str | None = None,
+        span: Span = INVALID_SPAN,
     ) -> Any:
         """Call a defined tool from an adapter: ``invoke`` runs its body with ``arguments``.
 
         ``asked`` is a list to note in which call it was, for ``Run.asks_again``. Equal calls of several that run side
-        by side, each in a ``branch`` of its own, are no loop.
+        by side, each in a ``branch`` of its own, are no loop. ``span`` is the one that another instrumentation opened
+        for this very call, where that is not the current one: it is adopted.
         """
-        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch)
+        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch, span=span)
         return run_sync(self._engine.call(tool, arguments, context={}, invoke=invoke, backend=SYNC, origin=origin))
 
     async def acall_tool(
@@ -358,9 +358,10 @@ class Guard:
         agent: str | None = None,
         asked: list[Equal] | None = None,
         branch: str | None = None,
+        span: Span = INVALID_SPAN,
     ) -> Any:
         """As ``call_tool`` in a running loop; ``invoke`` gives an awaitable if ``tool.is_async``."""
-        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch)
+        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch, span=span)
         return await self._engine.call(tool, arguments, context={}, invoke=invoke, backend=ASYNCIO, origin=origin)
 
     def may_ask(self, tool: Tool) -> bool:
@@ -407,59 +408,12 @@ class Guard:
         worker inside the run; ``reopen`` starts a run over that was rolled back. Entering raises ``RunInProgress``,
         ``RunConflict``, ``RunClosed`` or ``StoreError``.
         """
-        check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
-        check_choice("orphans", orphans, (None, "warn", "compensate"))
-        check_name("name", name)
-        texts = (("id", id), ("user", user), ("tenant", tenant), ("agent", agent), ("conversation", conversation))
-        for what, text in texts:
-            check_name(what, text, optional=True)
-        check_seconds("wait", wait)
-        check_flag("reopen", reopen)
-        check_flag("nested", nested)
-        if tags is not None:
-            check_mapping("tags", tags, "{'team': 'blue'}")
-        check_choice("on_budget", on_budget, ("hold", "compensate"))
-        self._engine.look_at_file()
-        outer = current_run.get() if nested else None
-        if outer is not None and outer.engine is not self._engine:
-            outer = None
-        if (
-            outer is not None
-        ):  # who pays for the outer run pays for what is in it, and what is said of it holds here too
-            user, tenant = user or outer.record.user, tenant or outer.record.tenant
-            agent = agent or outer.record.agent
-            tags = {**codecs.decode(outer.record.tags), **(tags or {})}
-        generated = outer.child_id(name) if outer else f"{name}-{secrets.token_hex(6)}"
-        chosen = on_interrupt or self._on_interrupt or ("hold" if id else "compensate")
-        if outer is not None and id is None:
-            chosen = on_interrupt or self._on_interrupt or outer.record.on_interrupt  # type: ignore[assignment] # checked
-        _plain("identity", [name, id, user, tenant, agent, conversation])
-        now = now_us()
-        wanted = RunRecord(
-            namespace=self._engine.namespace,
-            id=id or generated,
-            name=name,
-            parent_id=outer.id if outer else None,
-            conversation=conversation,
-            user=user,
-            tenant=tenant,
-            agent=agent,
-            tags=_encoded("tags", dict(tags or {})),
-            input=None if input is None else _encoded("input", input),
-            input_fingerprint=fingerprint(_plain("input", input)),
-            state=RunState.RUNNING,
-            on_interrupt=chosen,
-            owner=owner.this_process(),
-            created_us=now,
-            started_us=now,
-        )
-        own = merged(budgets_of(budget, where=f"run {name!r}"), () if outer else self._engine.budget)
-        made = Run(
-            self._engine, wanted, wait=wait, reopen=reopen, outer=outer, unnamed=outer is not None and id is None,
-            budget=own, on_budget=on_budget,
-            undo_orphans=orphans == "compensate" or (orphans is None and outer is not None and outer.undo_orphans),
+        made = made_run(
+            self._engine, name, id, input=input, user=user, tenant=tenant, agent=agent, conversation=conversation,
+            budget=budget, tags=tags, on_interrupt=on_interrupt, by_default=self._on_interrupt, on_budget=on_budget,
+            orphans=orphans, wait=wait, reopen=reopen, nested=nested,
         )  # fmt: skip
-        self._engine.made_run = weakref.ref(made)
+        self._engine.outside.made = weakref.ref(made)
         return made
 
     def compensate(
@@ -773,11 +727,12 @@ class Guard:
     @property
     def approvals(self) -> Approvals:
         """What waits for approval in this namespace, and deciding it."""
-        return Approvals(self._store, self._engine.namespace, self._engine.digest)
+        return self.approvals_of("api")
 
     def approvals_of(self, channel: str) -> Approvals:
         """``approvals``, decided through ``channel`` (for adapters)."""
-        return Approvals(self._store, self._engine.namespace, self._engine.digest, channel=channel)
+        engine = self._engine
+        return Approvals(self._store, engine.namespace, engine.digest, channel=channel, reads=engine.known.reads_of)
 
     @property
     def audit(self) -> Audit:
@@ -818,8 +773,8 @@ def guard_function(guard: Guard, function: Callable[..., Any], name: str, book: 
     """``function`` as a guarded one called ``name``, under the policies of ``book`` (for adapters)."""
     tool = tool_of(function, name=name, policy=guard.policy_for(name, Policy(), book))
     engine = guard._engine  # noqa: SLF001 - the same room
-    engine.register(tool)
-    return _guarded_function(engine, tool)
+    engine.known.register(tool)
+    return guarded_function(engine, tool)
 
 
 def _in_code(policies: Any) -> Policies | None:
@@ -832,61 +787,3 @@ def _in_code(policies: Any) -> Policies | None:
         f"policies takes a dict such as {{'pay': Policy(effect='write')}}, or the path of a TOML file, not "
         f"{described(policies)}"
     )
-
-
-def _guarded_function(engine: Engine, tool: Tool) -> Callable[..., Any]:
-    function = tool.function
-
-    if tool.is_async:
-
-        @functools.wraps(function)
-        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            try:
-                arguments, context = tool.bind(args, kwargs)
-                return await engine.call(tool, arguments, context=context, invoke=tool.invoke, backend=ASYNCIO)
-            except Exception as error:
-                error.__traceback__ = outside(error)
-                raise
-
-        guarded: Callable[..., Any] = guarded_async
-    else:
-
-        @functools.wraps(function)
-        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return call_sync(engine, tool, args, kwargs)
-            except Exception as error:
-                error.__traceback__ = outside(error)
-                raise
-
-        guarded = guarded_sync
-    setattr(guarded, MARK, tool)
-    return guarded
-
-
-def _check_function(function: Any, name: str | None) -> None:
-    if not callable(function) or inspect.isclass(function):
-        raise ConfigurationError(f"guard.tool takes a function, not {described(function)}{_order(function)}")
-    if tool_behind(function) is not None:
-        raise ConfigurationError(
-            f"the function {name_of(function)!r} is guarded already, and would be recorded twice; guard it once"
-        )
-    if name is None and name_of(function) == "<lambda>":
-        raise ConfigurationError("a lambda has no name of its own; give it one: guard.tool('NAME')(lambda ...)")
-
-
-def _order(function: object) -> str:
-    """What to do with a method that is decorated in the wrong order."""
-    kind = type(function).__name__
-    return f"; put @{kind} above @guard.tool" if isinstance(function, classmethod | staticmethod | property) else ""
-
-
-def _plain(what: str, value: Any) -> Any:
-    try:
-        return codecs.to_json(value, what)
-    except codecs.Unencodable as problem:
-        raise ConfigurationError(f"the {what} of a run cannot be recorded: {problem}; pass plain data") from problem
-
-
-def _encoded(what: str, value: Any) -> str:
-    return codecs.dump(_plain(what, value))

@@ -34,13 +34,15 @@ from sagaspan._context import calls_held, current_run
 from sagaspan._headroom import headroom
 from sagaspan._llm_booked import AS_RESERVED, ESTIMATED, spent_on, told
 from sagaspan._llm_growth import Growth
+from sagaspan._making import make_model_call
 from sagaspan._tool import Tool, tool_of
 from sagaspan._unmetered import let_by
 from sagaspan.amounts import Unit
 from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, StoreUnavailable
+from sagaspan.ledger.answers import JOIN_SECONDS
 from sagaspan.ledger.attempts import Ended
 from sagaspan.ledger.budgets import ONLY_COUNTED, Spent
-from sagaspan.ledger.ledger import JOIN_SECONDS, Claim
+from sagaspan.ledger.claims import Claim
 from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
 from sagaspan.ledger.room import Room
 from sagaspan.ledger.store import ReserveChange
@@ -381,7 +383,7 @@ class LlmCall:
             "input_tokens": self.demand.input_tokens,
             "output_tokens": self._growth.most_output,
         }
-        return self._engine.make_model_call(_tool_of(self.operation, self.model), self.model, arguments, backend)
+        return make_model_call(self._engine, _tool_of(self.operation, self.model), self.model, arguments, backend)
 
     async def _limit(self, backend: Backend) -> None:
         """Limit the answer to what the budgets can pay for, where that is less than the model may give."""

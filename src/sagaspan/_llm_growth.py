@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sagaspan._call import Call
 from sagaspan._headroom import LEAST_OUTPUT
 from sagaspan.amounts import MAX_AMOUNT, Unit
-from sagaspan.ledger.ledger import Claim
+from sagaspan.ledger.claims import Claim
 from sagaspan.ledger.store import ReserveChange
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Price, Prices

@@ -55,6 +55,7 @@ def opening(asked: Asked, call: Call, most_output: int | None) -> dict[str, Attr
         (semconv.GEN_AI_REQUEST_MAX_TOKENS, most_output),
         (semconv.GEN_AI_CONVERSATION_ID, call.run.conversation),
         (semconv.GEN_AI_AGENT_NAME, call.run.agent),
+        (semconv.USER_ID, spans.user_of(call.run.user)),
     )
     attributes.update({name: value for name, value in optional if value is not None})
     return attributes

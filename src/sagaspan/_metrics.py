@@ -12,7 +12,15 @@ from typing import Final, Protocol
 
 from opentelemetry import metrics
 from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, ObservableGauge, Observation
+from opentelemetry.metrics import (
+    CallbackOptions,
+    Counter,
+    Histogram,
+    Meter,
+    MeterProvider,
+    ObservableGauge,
+    Observation,
+)
 from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
@@ -34,8 +42,24 @@ class Timed(Protocol):
     def ended_us(self) -> int | None: ...
 
 
+_chosen: MeterProvider | None = None  # the global one, also if it is set later
+_observed: Final[dict[str, Callable[[], int]]] = {}
+
+
+def measure_with(provider: MeterProvider) -> None:
+    """Send what this process measures from now on to ``provider`` instead of the global one."""
+    global _chosen
+    if provider is _chosen:
+        return
+    _chosen = provider
+    for made in (_counter, _histogram, _gauge):
+        made.cache_clear()
+    for name, count in _observed.items():
+        _gauge(name, count)
+
+
 def _meter() -> Meter:
-    return metrics.get_meter("sagaspan", spans.version_of(), schema_url=semconv.SCHEMA_URL)
+    return metrics.get_meter("sagaspan", spans.version_of(), _chosen, semconv.SCHEMA_URL)
 
 
 @functools.cache
@@ -184,20 +208,27 @@ def notified(kind: str, outcome: str) -> None:
 @spans.harmless(None)
 def watch_pending(count: Callable[[], int]) -> None:
     """Observe how many requests wait, whenever metrics are read."""
-    _gauge(semconv.METRIC_APPROVALS_PENDING, count)
+    _observe(semconv.METRIC_APPROVALS_PENDING, count)
 
 
 @spans.harmless(None)
 def watch_unresolved(count: Callable[[], int]) -> None:
     """Observe how many calls somebody must decide about, whenever metrics are read."""
-    _gauge(semconv.METRIC_UNRESOLVED, count)
+    _observe(semconv.METRIC_UNRESOLVED, count)
+
+
+def _observe(name: str, count: Callable[[], int]) -> None:
+    _observed[name] = count
+    _gauge(name, count)
 
 
 @functools.cache
 def _gauge(name: str, count: Callable[[], int]) -> ObservableGauge:
+    provider = _chosen
+
     def observe(_: CallbackOptions) -> Iterable[Observation]:
         try:
-            return [Observation(count())]
+            return [Observation(count())] if provider is _chosen else []
         except Exception:  # noqa: BLE001 - a store that is down is no matter of whoever reads metrics
             return []
 

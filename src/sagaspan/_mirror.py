@@ -6,15 +6,23 @@ Arguments, results and words of people and errors only under OpenTelemetry's con
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sagaspan import _spans as spans
 from sagaspan import codecs
+from sagaspan._checks import masked
 from sagaspan.amounts import Unit, in_units
 from sagaspan.index.ledger import LedgerBatch, Rows
-from sagaspan.ledger.records import ApprovalRecord, AuditRow, BudgetRecord, CallRecord, RunRecord, UsageRecord
-from sagaspan.ledger.requests import decided_by
+from sagaspan.ledger.records import (
+    ApprovalRecord,
+    AuditRow,
+    BudgetRecord,
+    CallRecord,
+    RunRecord,
+    UsageRecord,
+)
+from sagaspan.ledger.requests import decided_by, denials_of
 from sagaspan.ledger.store import Store
 
 BATCH: Final = 20_000
@@ -34,8 +42,8 @@ class LedgerMirror:
 
     @property
     def name(self) -> str:
-        """Its URL, and whether content is among the rows."""
-        return f"{self._store.url}{' with content' if self._content else ''}"
+        """Its URL without passwords, for many may read the index; and whether content is among the rows."""
+        return f"{masked(self._store.url)}{' with content' if self._content else ''}"
 
     def mark(self, upto: int) -> str | None:
         """Time and run of an audit row."""
@@ -57,11 +65,12 @@ class LedgerMirror:
             left = self._store.list_approvals(namespace=namespace, run_id=run_id, limit=_ALL)
             requests |= {request.id: request for request in left}
             audit |= {row.seq: row.row for row in self._store.chained(namespace, run_id, 0, limit=_ALL)}
+        denials = denials_of(audit.values())  # that row of a denied request is its last
         usage = {one.call_id: one for one in found.usage}
         tables = {
             "runs": [self._run(run) for run in runs.values()],
             "calls": [self._call(call, usage.get(call.id)) for call in calls.values()],
-            "approvals": [self._request(request) for request in requests.values()],
+            "approvals": [self._request(request, denials) for request in requests.values()],
             "audit": [self._row(seq, row) for seq, row in sorted(audit.items())],
         }
         return LedgerBatch(upto=found.rows[-1][0], tables=tables, anew=anew)
@@ -91,9 +100,9 @@ class LedgerMirror:
             self._only(call.arguments), self._only(call.result), self._only(call.error_message),
         )  # fmt: skip
 
-    def _request(self, one: ApprovalRecord) -> tuple[Any, ...]:
+    def _request(self, one: ApprovalRecord, denials: Mapping[str | None, AuditRow]) -> tuple[Any, ...]:
         return (
-            one.namespace, one.run_id, one.id, one.call_id, one.tool, str(one.state), decided_by(one) or None,
+            one.namespace, one.run_id, one.id, one.call_id, one.tool, str(one.state), decided_by(one, denials) or None,
             one.digest, one.created_us, one.expires_us, one.ended_us, self._only(one.reason),
         )  # fmt: skip
 

@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sagaspan import codecs
 from sagaspan._call import Call, Result
+from sagaspan._tool import Reads
 from sagaspan.approvers import ApprovalRequest
 from sagaspan.exceptions import ApprovalDenied, ApprovalExpired, ApprovalPending, SagaspanError
 from sagaspan.ledger.approvals import Digest, subject_of, votes_of
 from sagaspan.ledger.desk import Desk, address_of, took_place
+from sagaspan.ledger.edits import as_read, changed
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import request_of
 from sagaspan.ledger.store import Store
@@ -26,7 +29,7 @@ class Question:
 
     ``request`` is what waits for an answer, None if it is decided, or done already. ``channels`` are those by which
     somebody agreed to an equal call of this run before; ``denied``: somebody did not. ``edited`` are the arguments that
-    a person has put in the place of these.
+    a person has put in the place of these. ``tool`` is called so, and ``reads`` its arguments like that.
     """
 
     digest: str
@@ -35,6 +38,28 @@ class Question:
     channels: frozenset[str]
     denied: bool = False
     edited: dict[str, Any] | None = None
+    tool: str = ""
+    reads: Reads | None = None
+
+    def changes(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What an edit changes, as the tool's schema reads it: of JSON data by name, which may leave some out.
+
+        Raises ``ResolutionError`` for what cannot be in the place of these arguments.
+        """
+        found = as_read(self.tool, self.reads, self.arguments, {**self.arguments, **arguments})
+        return {name: found[name] for name in changed(self.arguments, found)}
+
+    def with_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments with such ``changes``, for an ``Edit``."""
+        return {name: codecs.decode(codecs.dump(value)) for name, value in {**self.arguments, **changes}.items()}
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Those of ``edited`` that are others now."""
+        if self.edited is None:
+            return {}
+        before = self.with_changes({})
+        return {name: value for name, value in self.edited.items() if value != before[name]}
 
 
 _AGREED: Final = (ApprovalState.APPROVED, ApprovalState.CONSUMED)
@@ -79,7 +104,14 @@ class Asking:
         instead = next((one for one in about if one.state in _AGREED and took_place(one, about, digest)), None)
         edited = None if instead is None else request_of(instead, self._digest).args
         question = Question(
-            digest=digest, arguments=plain, request=request, channels=channels, denied=denied, edited=edited
+            digest=digest,
+            arguments=plain,
+            request=request,
+            channels=channels,
+            denied=denied,
+            edited=edited,
+            tool=call.tool.name,
+            reads=call.tool.reads,
         )
         raise Asked(question)
 

@@ -1,14 +1,16 @@
 """Going on after processes that died: their runs are held or undone, their calls are in doubt (rule book (b) 10).
 
 Every run is taken by compare-and-set under the next epoch, so any number of recoverers act once, and the old owner is
-fenced should it come back. What needs a tool that this process does not have is left for one that has it.
+fenced should it come back. Who meets another recoverer at a run waits for nothing, and goes on elsewhere. What needs a
+tool that this process does not have is left for one that has it.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sagaspan")
 _ACTED: Final = ("completed", "compensated", "held", "needs_human")
+_ENTERED: Final = (RunState.RUNNING, RunState.COMPENSATING)
+"""States of a run that somebody is, or was, inside of."""
 _WANTED_UNDOING: Final = ("error", "aborted", "budget", "loop")
 """Why a run is held that would have been undone at once, had no write been in doubt."""
 
@@ -123,6 +127,7 @@ class Recoverer:
         self._backend = backend
         self._progress = progress
         self._stop = stop
+        self._met = False  # another recoverer, at the run in hand
 
     async def __call__(
         self, *, older_than: float | dt.timedelta | None, limit: int | None, dry_run: bool, watch: bool
@@ -132,14 +137,20 @@ class Recoverer:
         if limit is not None:
             check_count("limit", limit, least=1)
         if self._engine.codec is not None and not dry_run:  # once, and not as what is wrong with each run
-            await self._engine.prove_codec(self._backend)
+            await self._engine.spelling.prove_codec(self._backend)
         if watch and not dry_run:
             await self._watch_leases()
         found: dict[str, list[RunInfo]] = {}
-        for lost in await self._backend.io(self._find, age_us):
+        due = await self._backend.io(self._find, age_us)
+        while due:
             if self._stop() or (limit is not None and sum(len(found.get(name, ())) for name in _ACTED) >= limit):
                 break
-            for run, outcome in await self._apart(lost, dry_run=dry_run):
+            lost, *due = due
+            self._met = False
+            done = await self._apart(lost, dry_run=dry_run)
+            if self._met:
+                due = await self._backend.io(self._elsewhere, due)
+            for run, outcome in done:
                 info = await self._backend.io(self._info, run)
                 found.setdefault(outcome, []).append(info)
                 self._progress(info, outcome)
@@ -155,8 +166,8 @@ class Recoverer:
 
     def _find(self, age_us: int) -> list[_Lost]:
         """Runs to act on. One nested in a run that goes on is left until that one is over: it may yet undo it."""
-        mine = [run for run in self._store.unfinished_runs() if run.namespace == self._engine.namespace]
-        verdicts = {run.id: self._engine.judge.verdict(run.owner, saga.token(self._store, run)) for run in mine}
+        mine = self._unfinished()
+        verdicts = self._verdicts(mine)
         open_ids = set(verdicts)
         lost = [
             self._lost(run, mine, verdicts, undo=_is_undone(run))
@@ -164,6 +175,29 @@ class Recoverer:
             if verdicts[run.id] is not Verdict.ALIVE and run.parent_id not in open_ids and self._is_old(run, age_us)
         ]
         return [*lost, *(_Lost(run=run, verdict=Verdict.DEAD, undo=True) for run in self._left_behind())]
+
+    def _unfinished(self) -> list[RunRecord]:
+        return [run for run in self._store.unfinished_runs() if run.namespace == self._engine.namespace]
+
+    def _verdicts(self, runs: Sequence[RunRecord]) -> dict[str, Verdict]:
+        """What is known of who holds each run; of another process it is the same for all that it holds."""
+        judged: dict[str, Verdict] = {}
+        verdicts: dict[str, Verdict] = {}
+        for run in runs:
+            who = saga.token(self._store, run) if owner.is_self(run.owner) else run.owner
+            if who not in judged:
+                judged[who] = self._engine.judge.verdict(run.owner, saga.token(self._store, run))
+            verdicts[run.id] = judged[who]
+        return verdicts
+
+    def _elsewhere(self, due: Sequence[_Lost]) -> list[_Lost]:
+        """Others recover, too: without what they have taken meanwhile, and from another place on than they."""
+        now = {run.id: run.version for run in self._unfinished()}
+        gone = {lost.run.id for lost in due if lost.run.state in _ENTERED} - now.keys()
+        runs = ((lost, lost.run) for lost in due if lost.run.id not in gone)
+        left = [lost for lost, run in runs if now.get(run.id, run.version) == run.version]
+        place = random.randrange(len(left)) if left else 0  # noqa: S311 - no secret
+        return [*left[place:], *left[:place]]
 
     def _lost(self, run: RunRecord, mine: list[RunRecord], verdicts: dict[str, Verdict], *, undo: bool) -> _Lost:
         """``run`` with what is nested in it, which is undone if it is: as the outermost one says."""
@@ -191,7 +225,7 @@ class Recoverer:
         """Runs with a call in doubt whose probe is here: who held them may not have had it, or it was unsure."""
         in_doubt = (call for state in IN_DOUBT for call in self._store.calls_in(state))
         mine = (call for call in in_doubt if call.namespace == self._engine.namespace)
-        return {call.run_id for call in mine if self._engine.find_probe(call) is not None}
+        return {call.run_id for call in mine if self._engine.known.find_probe(call) is not None}
 
     def _rolled_back_run(self, step: CallRecord) -> RunRecord | None:
         """The run whose rollback could not undo ``step``: the outermost one that was rolled back with it."""
@@ -266,6 +300,7 @@ class Recoverer:
             return [(run, "queued")]
         taken = await saga.take_over(self._engine, run, LOST[lost.verdict], self._backend)
         if taken is None:
+            self._met = True
             return []
         try:
             inside = [done for inner in lost.inside for done in await self._act(inner)]
@@ -325,6 +360,7 @@ class Recoverer:
             return "queued"
         taken = await saga.take_over(self._engine, run, "what stopped it is decided", self._backend, reason=None)
         if taken is None:
+            self._met = True
             return None
         try:
             return await self._in_span(taken, self._complete(taken))
@@ -357,7 +393,7 @@ class Recoverer:
         rows = history(self._store, call)
         if call.state is CallState.FAILED:  # the service said no; or a probe or a person, that it never got it
             return rows[-1].event != CallEvent.DISPROVE
-        tool = self._engine.find_deferred(call)
+        tool = self._engine.known.find_deferred(call)
         harmless = tool is not None and (
             tool.policy.rerunnable or tool.policy.may_resend(earliest_sent_us(call, rows), now_us())
         )
@@ -382,7 +418,7 @@ class Recoverer:
         due = [step for step in steps.undoable if step.id not in left]
         if run.state is RunState.PARTIALLY_COMPENSATED and not due:
             return await self._tried_later(steps)
-        if due and self._engine.find_compensation(due[0]) is None:
+        if due and self._engine.known.find_compensation(due[0]) is None:
             return "queued"
         ended = await saga.take_and_roll_back(
             self._engine, run, self._backend, by=semconv.BY_RECOVERY, again=ONCE, left=left
@@ -430,7 +466,7 @@ class Recoverer:
         due = [step for step in steps.undoable if step.id not in left]
         if run.state is RunState.PARTIALLY_COMPENSATED and not due:
             return await self._tried_later(steps)
-        return "queued" if any(self._engine.find_compensation(step) is None for step in due) else "compensated"
+        return "queued" if any(self._engine.known.find_compensation(step) is None for step in due) else "compensated"
 
     # -- details -----------------------------------------------------------------------------------------------
 
@@ -446,7 +482,7 @@ class Recoverer:
 
         What was begun goes on as far as it can.
         """
-        missing = [self._engine.find_compensation(step) is None for step in steps_of(self._store, run).expected]
+        missing = [self._engine.known.find_compensation(step) is None for step in steps_of(self._store, run).expected]
         return any(missing[:1] if run.state is RunState.COMPENSATING else missing)
 
     def _lacks_tools(self, run: RunRecord) -> bool:
@@ -482,14 +518,15 @@ def lacking(engine: Engine, run: RunRecord) -> list[str]:
     A stored name is only looked up among those registered, never imported; one that nobody has any more waits for ever.
     """
     steps = steps_of(engine.store, run).expected if not run.completing else ()
-    undone_by = {step.compensate or step.tool for step in steps if engine.find_compensation(step) is None}
+    undone_by = {step.compensate or step.tool for step in steps if engine.known.find_compensation(step) is None}
     return sorted(undone_by | _to_send(engine, run))
 
 
 def _to_send(engine: Engine, run: RunRecord) -> set[str]:
     orphans = completion.orphans_to_undo(engine.store, run) if run.completing else []
-    undone_by = {call.compensate or call.tool for call in orphans if engine.find_compensation(call) is None}
-    return undone_by | {call.tool for call in completion.due(engine.store, run) if engine.find_deferred(call) is None}
+    undone_by = {call.compensate or call.tool for call in orphans if engine.known.find_compensation(call) is None}
+    due = completion.due(engine.store, run)
+    return undone_by | {call.tool for call in due if engine.known.find_deferred(call) is None}
 
 
 def _all_of(lost: _Lost) -> Iterator[_Lost]:

@@ -7,11 +7,12 @@ becomes a dead letter, ``compensation_failed``, and a person must look.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from opentelemetry.trace import Span, Tracer
+from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
@@ -19,6 +20,7 @@ from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
 from sagaspan._backends import Backend, BodyTimeout, stops_everything
 from sagaspan._call import Call
+from sagaspan._call_content import content_of, without_redacted
 from sagaspan._clock import monotonic, new_id, now_us
 from sagaspan._compensation import OF_THE_RESULT, RESERVED, Compensation, Handler
 from sagaspan._tool import tool_of
@@ -60,6 +62,7 @@ _LEAST_SECONDS: Final = 0.5
 PATIENT: Final = Retry(attempts=3, initial_delay=0.25, max_delay=2.0)
 UNDO_KEY: Final = "undo"
 _UNREADABLE: Final = "which cannot be read in the ledger"
+_NO_CONTENT: Final[Mapping[str, AttributeValue]] = {}
 
 
 class Rollback:
@@ -139,18 +142,22 @@ class Rollback:
         return await self._close(step, record, Ended(state=CallState.DONE))
 
     def _end_span(self, call: Call, record: CallRecord, ended: Ended, *, executed: bool) -> None:
-        spans.end(
-            call.span,
-            {
-                semconv.CALL_ID: record.id,
-                semconv.CALL_STATE: ended.state.value,
-                semconv.CALL_EXECUTED: executed,
-                semconv.IDEMPOTENCY_OUTCOME: semconv.OUTCOME_EXECUTED if executed else semconv.OUTCOME_REPLAYED,
-            },
-            ended.error,
-        )
+        attributes: dict[str, AttributeValue] = {
+            semconv.CALL_ID: record.id,
+            semconv.CALL_STATE: ended.state.value,
+            semconv.CALL_EXECUTED: executed,
+            semconv.IDEMPOTENCY_OUTCOME: semconv.OUTCOME_EXECUTED if executed else semconv.OUTCOME_REPLAYED,
+        }
+        if executed and spans.captures_content():
+            attributes.update(self._content(call, ended))
+        spans.end(call.span, attributes, ended.error)
         if executed:
             metrics.ran(call.tool.name, self._run.agent, record, ended.error, call.span)
+
+    @spans.harmless(_NO_CONTENT)
+    def _content(self, call: Call, ended: Ended) -> Mapping[str, AttributeValue]:
+        redaction = self._store.seal.redaction(call.run.namespace, call.tool.name)
+        return content_of(without_redacted(call.encoded, redaction), ended.value, ended.error, redaction)
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -328,6 +335,7 @@ class Rollback:
         optional = (
             (semconv.GEN_AI_AGENT_NAME, self._run.agent),
             (semconv.GEN_AI_CONVERSATION_ID, self._run.conversation),
+            (semconv.USER_ID, spans.user_of(self._run.user)),
         )
         attributes.update({name: value for name, value in optional if value})
         links = spans.link_to(step.traceparent, semconv.LINK_COMPENSATES)

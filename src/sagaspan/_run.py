@@ -5,46 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import heapq
 import logging
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 
 from sagaspan import _completion as completion
-from sagaspan import _fork as fork
 from sagaspan import _live as live
 from sagaspan import _owner as owner
 from sagaspan import _run_spans as run_spans
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
-from sagaspan import _undo as undo
 from sagaspan import codecs, semconv
 from sagaspan._backends import ASYNCIO, SYNC, Backend, run_sync
 from sagaspan._call import Call, Purse, Result
-from sagaspan._clock import monotonic
-from sagaspan._compensation import same_callable
 from sagaspan._context import check_may_start, current_call, current_run
-from sagaspan._endings import PIVOT, Ending, ending_of
 from sagaspan._in_flight import InFlight
+from sagaspan._leaving import Course, Leaving, say
+from sagaspan._numbers import Numbers
 from sagaspan._orphans import orphans_of
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
-from sagaspan._undone import Undone, undecided
+from sagaspan._undone import Undone
 from sagaspan._usage import Spending, spending_of
 from sagaspan.exceptions import (
     BudgetExceeded,
-    CompensationFailed,
     ConfigurationError,
     LoopDetected,
-    OutcomeUnknown,
     Refused,
     RunClosed,
     RunInProgress,
@@ -53,21 +47,17 @@ from sagaspan.exceptions import (
     StoreError,
     StoreUnavailable,
 )
-from sagaspan.keys import KeySource
-from sagaspan.ledger import pivots
-from sagaspan.ledger.approvals import OPEN
-from sagaspan.ledger.asked import Asked
+from sagaspan.keys import KeySource, number_in, run_scope
 from sagaspan.ledger.fail_open import unrecorded
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, RunRecord, RunState, call_info, names_of
-from sagaspan.ledger.transitions import RunEvent
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, RunState, call_info, names_of
+from sagaspan.ledger.tasks import tasks_of
 
 if TYPE_CHECKING:
-    from sagaspan._engine import Engine, Equal
+    from sagaspan._engine import Engine
+    from sagaspan._making import Equal
     from sagaspan.budget import Budget
 
 _log = logging.getLogger("sagaspan")
-GRACE_SECONDS: Final = 30.0
-"""How long leaving a run waits for calls still in flight before anything is undone."""
 
 
 class Run:
@@ -98,34 +88,18 @@ class Run:
         self._reopen = reopen
         self._outer = outer
         self._unnamed = unnamed
-        self._on_budget = on_budget
+        self._course = Course(on_budget=on_budget)
+        self.numbers = Numbers()
         self.signals = Signals()
         self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
         self.was_entered = False
         self.undo_orphans = undo_orphans
-        self._asked = Asked()
         self._entered = False
         self._process = 0
         self._in_running_loop = False
-        self._aborted: str | None = None
-        self._doomed: BaseException | None = None
-        self._paused = False
-        self._waiting: set[str] = set()
-        self._resumable: BaseException | None = None
-        self._uncertain = False
-        self._doubtful: tuple[CallRecord, ...] = ()
-        self._only_read = True
         self._secrets: list[str] = []
         self._why_unrecorded = ""
-        self._deferred = False
-        self._forks = fork.forks()
-        self._stopped: completion.Stopped | None = None
         self.in_flight: InFlight = InFlight(wanted.id, None if outer is None else outer.in_flight)
-        self._occurrences: dict[tuple[str, str, str | None], int] = {}
-        self._free: dict[tuple[str, str, str | None], list[int]] = {}
-        self._functions: dict[tuple[str, str, bool], tuple[Callable[..., Any], Any]] = {}
-        self._children: dict[tuple[str, str | None], int] = {}
-        self._lock = fork.new_lock()
         self._span: Span = INVALID_SPAN
         self._tokens: list[tuple[Token[Run | None], Any]] = []
 
@@ -178,9 +152,13 @@ class Run:
         """Writes of a resumed run that were done before and not asked for again (so far, while it goes on)."""
         store = self.engine.store
         if self._entered and self.resumed and not self.replaying:
-            return tuple(map(call_info, orphans_of(store, self.record, self._asked)))
+            return tuple(map(call_info, orphans_of(store, self.record, self._course.asked)))
         found = [store.get_call(call_id) for call_id in names_of(self.record.orphans)]
         return tuple(call_info(call) for call in found if call is not None)
+
+    @property
+    def _leaving(self) -> Leaving:
+        return Leaving(self, self._course, self._span)
 
     @property
     def goes_on_from_before(self) -> bool:
@@ -200,7 +178,7 @@ class Run:
     ) -> None:
         self.deactivate()
         error = self._told_apart(error)
-        self._raise(error, run_sync(self._leave(error, SYNC)))
+        self._leaving.tell(error, run_sync(self._leave(error, SYNC)))
 
     async def __aenter__(self) -> Self:
         await self._enter(ASYNCIO)
@@ -214,7 +192,7 @@ class Run:
         error = self._told_apart(error)
         # An undo is not cancelled halfway: a second cancellation waits until it is over.
         finished = await ASYNCIO.to_the_end(self._leave(error, ASYNCIO))
-        self._raise(error, finished.value)
+        self._leaving.tell(error, finished.value)
         if finished.interrupted is not None and error is None:
             raise finished.interrupted
 
@@ -243,18 +221,18 @@ class Run:
         Outside the block it undoes at once. Raises ``CompensationFailed`` if something could not be undone.
         """
         self._check_ours("it is not aborted here")
-        self._aborted = _in_words(why)
+        self._course.aborted = _in_words(why)
         self.in_flight.close()
         if not self._entered:
-            self._raise(None, run_sync(self._abort_now(SYNC)))
+            self._leaving.tell(None, run_sync(self._leaving.abort_now(SYNC)))
 
     async def aabort(self, why: object = "aborted") -> None:
         """As ``abort``, for asynchronous callers."""
         self._check_ours("it is not aborted here")
-        self._aborted = _in_words(why)
+        self._course.aborted = _in_words(why)
         self.in_flight.close()
         if not self._entered:
-            self._raise(None, await self._abort_now(ASYNCIO))
+            self._leaving.tell(None, await self._leaving.abort_now(ASYNCIO))
 
     def commit(self) -> None:
         """What was done up to here is not undone by a later error. Raises ``RunClosed`` outside the block."""
@@ -266,34 +244,54 @@ class Run:
 
     def pause(self) -> None:
         """Leaving the block pauses the run instead of completing it: nothing is undone, the same id goes on."""
-        self._paused = True
+        self._course.paused = True
 
     def go_on(self) -> None:
         """The agent that was paused in this block goes on in it (for adapters)."""
-        self._paused = False
+        self._course.paused = False
 
     def can_resume_after(self, error: BaseException) -> None:
         """Leaving by ``error`` interrupts the run: its framework goes on where that stopped it (for adapters)."""
-        self._resumable = error
+        self._course.resumable = error
 
     def asks_again(self, asked: Collection[Equal]) -> None:
         """A framework begins a piece of work anew: its next calls that equal these are these (for adapters)."""
-        with self._lock:
-            for equal, number in asked:
-                free = self._free.setdefault(equal, [])
-                if number not in free:
-                    heapq.heappush(free, number)
+        self.numbers.again(asked)
 
-    def answered_elsewhere(self, tool_call_ids: Collection[str], until: dt.datetime | None = None) -> None:
+    def answered_elsewhere(
+        self,
+        tool_call_ids: Collection[str],
+        until: dt.datetime | None = None,
+        *,
+        before: dt.datetime | None = None,
+        is_over: Callable[[str], bool] | None = None,
+    ) -> None:
         """Recorded calls that the framework's own checkpoint answers: an equal call is the next one (for adapters).
 
-        Nor are they orphans, nor is what ended by ``until``, when that checkpoint was made.
+        Those are the ones with these ids, all that had ended ``before`` a time, and those made in a task that
+        ``is_over``, as ``task_here`` named it. Nor are they orphans, nor is what ended by ``until``, when that
+        checkpoint was made.
         """
         calls = self.engine.store.calls_of(self.record.namespace, self.record.id)
-        answered = [call for call in calls if call.tool_call_id in tool_call_ids]
+        scope = run_scope(self.record.id, self.record.generation)
+        in_ended_task: set[str] = set()
+        if is_over is not None:
+            tasks = tasks_of(self.engine.store.audit_of(self.record.namespace, self.record.id))
+            in_ended_task = {call_id for call_id, task in tasks.items() if is_over(task)}
+        answered = [
+            call
+            for call in calls
+            if call.tool_call_id in tool_call_ids
+            or (
+                call.scope == scope and (_ended_before(call, before) or (call.id in in_ended_task and _has_ended(call)))
+            )
+            if call.started_us < self.record.started_us and not self._course.asked.is_answered(call.id)
+        ]
         for call in answered:
-            self.occurrence(call.tool, call.fingerprint)
-        self._asked.elsewhere([call.id for call in answered], 0 if until is None else round(until.timestamp() * 1e6))
+            if call.scope == scope and call.key_source == KeySource.CONTENT:
+                self.numbers.over(call.tool, call.fingerprint, number_in(call.key))
+        until_us = 0 if until is None else round(until.timestamp() * 1e6)
+        self._course.asked.elsewhere([call.id for call in answered], until_us)
 
     # -- what the engine asks ----------------------------------------------------------------------------------
 
@@ -306,17 +304,18 @@ class Run:
         self._check_not_doomed(tool)
 
     def _check_not_doomed(self, tool: Tool) -> None:
-        if self._doomed is not None:
+        if self._course.doomed is not None:
             raise RunClosed(
-                f"the run {self.id!r} stops: {_why_doomed(self._doomed)}; tool {tool.name!r} did not run",
+                f"the run {self.id!r} stops: {_why_doomed(self._course.doomed)}; tool {tool.name!r} did not run",
                 status=self.record.state,
-            ) from self._doomed
+            ) from self._course.doomed
 
     def check_open(self, tool: Tool, backend: Backend) -> None:
         """Refuse a call that this run cannot take; raises ``RunError`` or ``ConfigurationError``."""
         self._check_ours(f"tool {tool.name!r} did not run")
-        if self._aborted is not None or not self._entered:
-            how = f"was aborted ({self._aborted})" if self._aborted else f"has ended ({self.record.state})"
+        aborted = self._course.aborted
+        if aborted is not None or not self._entered:
+            how = f"was aborted ({aborted})" if aborted else f"has ended ({self.record.state})"
             raise RunClosed(f"the run {self.id!r} {how}; tool {tool.name!r} did not run", status=self.record.state)
         self._check_not_doomed(tool)
         if backend.is_async and self._in_running_loop:
@@ -346,7 +345,7 @@ class Run:
 
     def writes(self) -> None:
         """Something is about to be written in this run, and so in those around it, which undo it with theirs."""
-        self._only_read = False
+        self._course.only_read = False
         if self._outer is not None:
             self._outer.writes()
 
@@ -362,45 +361,10 @@ class Run:
                 f"done here; {what}. Do it there, or in a run of this process, nested in that one: with guard.run(...)"
             )
 
-    def occurrence(self, tool: str, digest: str, sent_with: str | None = None) -> int:
-        """How many equal calls that happened, or may have, this incarnation made before this one.
-
-        Those in the body of the deferred call ``sent_with`` count by themselves.
-        """
-        with self._lock:
-            if free := self._free.get((tool, digest, sent_with)):
-                return heapq.heappop(free)
-            number = self._occurrences.get((tool, digest, sent_with), -1) + 1
-            self._occurrences[tool, digest, sent_with] = number
-        return number
-
-    def check_same(self, tool: Tool, digest: str, told: Mapping[str, Any]) -> None:
-        """Refuse an equal write of something else under the same name, or of another object by the same method.
-
-        One of the two would silently not happen. ``told`` has the object, if ``tool`` is a method.
-        """
-        receiver = None if tool.receiver is None else told[tool.receiver]
-        # A tool may have a synchronous and an asynchronous body; those are one tool.
-        known, first = self._functions.setdefault((tool.name, digest, tool.is_async), (tool.function, receiver))
-        if not _same_object(first, receiver):
-            raise ConfigurationError(
-                f"tool {tool.name!r} did not run: this method was called with equal arguments on another "
-                f"{type(receiver).__name__} in this run, and a write is done once by its name and arguments. Tell the "
-                f"two apart: key=lambda {', '.join((tool.receiver or '', *tool.parameters))}: ..., with the id of the "
-                "object in it"
-            )
-        if not same_callable(known, tool.function):
-            raise ConfigurationError(
-                f"tool {tool.name!r} did not run: another tool of this name was called with equal arguments in this "
-                "run, and a write is done once by its name and arguments. Give the two different names, or a key="
-            )
-
     def did_not_happen(self, call: Call) -> None:
         """Its number is free again: the next equal call is this one, tried again, and so it is on a resume."""
         if call.key.source is KeySource.CONTENT:
-            with self._lock:
-                equal = call.tool.name, call.key.fingerprint, call.sent_with
-                heapq.heappush(self._free.setdefault(equal, []), call.occurrence)
+            self.numbers.free(call)
 
     def refused(self, call: Call, error: SagaspanError) -> None:
         """A call of this run has no result: it did not run, or its record says that it did and nothing more."""
@@ -417,16 +381,14 @@ class Run:
             return f"{self.id}/{name}@{secrets.token_hex(6)}"
         call = current_call.get()
         sent_with = None if call is None else call.sent_with if call.scheduled is None else call.id
-        with self._lock:
-            number = self._children.get((name, sent_with), 0) + 1
-            self._children[name, sent_with] = number
+        number = self.numbers.child(name, sent_with)
         # A reopened run starts over, so its nested runs are new ones too; so are those of a deferred body.
         again = f"~{self.record.generation}" if self.record.generation else ""
         return f"{self.id}{again}/{f'{sent_with}/' if sent_with else ''}{name}#{number}"
 
     def waits_to_send(self) -> None:
         """A call was deferred in this run: it is sent when the outermost one completes."""
-        self._deferred = True
+        self._course.deferred = True
         if self._outer is not None:
             self._outer.waits_to_send()
 
@@ -445,18 +407,18 @@ class Run:
         ``answered`` from its record, so that its body did not ask again for what it had called.
         """
         if self.resumed:
-            self._asked.call(call_id, answered=answered)
+            self._course.asked.call(call_id, answered=answered)
         if self._outer is not None:
             self._outer.asked_for(call_id, answered=answered)
 
     def entered_within(self, run_id: str) -> None:
         """A run nested in this one was entered: its calls are its own matter."""
-        self._asked.run(run_id)
+        self._course.asked.run(run_id)
 
     def saw(self, result: Result) -> None:
         """Remember that a call's outcome is not known: the run may have to be held."""
         if result.state is CallState.UNKNOWN:
-            self._uncertain = True
+            self._course.uncertain = True
             if self._outer is not None:
                 self._outer.saw(result)
 
@@ -465,7 +427,7 @@ class Run:
 
         Whoever swallows ``ApprovalPending`` would else leave a request that nobody can make use of any more.
         """
-        self._waiting.add(approval_id)
+        self._course.waiting.add(approval_id)
         if self._outer is not None:
             self._outer.waits_for(approval_id)
 
@@ -475,7 +437,7 @@ class Run:
         So does the run around it, if it is a budget of both that is used up; what the run itself was given, or its
         going in circles, is an error that the one around it may handle.
         """
-        self._doomed = self._doomed or error
+        self._course.doomed = self._course.doomed or error
         shared = isinstance(error, BudgetExceeded | ScopeFrozen) and not self._is_own(error.scope)
         if self._outer is not None and shared:
             self._outer.doom(error)
@@ -486,7 +448,8 @@ class Run:
 
     def _told_apart(self, error: BaseException | None) -> BaseException | None:
         """``error``, or None for the refusal of whoever went on in a run that stops: it stops for what stopped it."""
-        refused = isinstance(error, RunClosed) and self._doomed is not None and error.__cause__ is self._doomed
+        doomed = self._course.doomed
+        refused = isinstance(error, RunClosed) and doomed is not None and error.__cause__ is doomed
         return None if refused else error
 
     # -- entering and leaving ------------------------------------------------------------------------------------
@@ -510,10 +473,10 @@ class Run:
             _log.warning("run %r was completed; with reopen=True it starts over, and does again what it did", self.id)
         if self._outer is not None:
             self._outer.entered_within(self.id)
-        self._uncertain = self._deferred = entered.resumed
+        self._course.uncertain = self._course.deferred = entered.resumed
         if self.resumed and not self.replaying:
             await backend.io(self.signals.load, self.engine.store, self.record, self.engine.counts_in_loops)
-        self.engine.open_runs += 1
+        self.engine.outside.open_runs += 1
         if output is not None:
             self.output = output
         if entered.previous is not None:
@@ -524,19 +487,19 @@ class Run:
         """Go on where an earlier process stopped sending; raises, and holds the run again, if that does not work."""
         try:
             if self.record.completing:
-                await self._finish(backend)
+                await self._leaving.finish(backend)
                 self.output = _recorded_output(self.record)
             else:
-                self._stopped = await self._send_due(backend)
-                if self._stopped is not None:
-                    self.record = await completion.hold(self.engine, self.record, self._stopped, backend)
+                self._course.stopped = await self._leaving.send_due(backend)
+                if self._course.stopped is not None:
+                    self.record = await completion.hold(self.engine, self.record, self._course.stopped, backend)
         except BaseException as error:
             self._over(error)
             raise
-        if self._stopped is not None:
-            self._over(self._stopped.error)
-            self._say(self._stopped.error, self._stopped.sentence(self.id))
-            raise self._stopped.error
+        if self._course.stopped is not None:
+            self._over(self._course.stopped.error)
+            say(self._course.stopped.error, self._course.stopped.sentence(self.id))
+            raise self._course.stopped.error
         if self.record.state is RunState.COMPLETED:
             owner.drop(saga.token(self.engine.store, self.record))
             self.replaying = True
@@ -544,7 +507,7 @@ class Run:
     def _over(self, error: BaseException | None) -> None:
         """Nobody is inside any more."""
         self._entered = False
-        self.engine.open_runs -= 1
+        self.engine.outside.open_runs -= 1
         if not self.replaying and self.record.on_record:
             owner.drop(saga.token(self.engine.store, self.record))
         since_us = None if self.replaying else self.record.started_us
@@ -589,18 +552,18 @@ class Run:
             )
         if self.replaying or not self.record.on_record:
             return
-        asked = self._asked if self.resumed else None
+        asked = self._course.asked if self.resumed else None
         self.record = await saga.commit(self.engine, self.record, asked=asked, backend=backend)
-        if self._deferred:
-            stopped = await self._send_due(backend)
+        if self._course.deferred:
+            stopped = await self._leaving.send_due(backend)
             if stopped is not None:
-                self._say(stopped.error, stopped.sentence(self.id))
+                say(stopped.error, stopped.sentence(self.id))
                 raise stopped.error
 
     async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
         if self.inherited:  # a child unwinds its parent's block: how that run ends is decided there
             return None
-        error = error or self._doomed
+        error = error or self._course.doomed
         report: Undone | None = None
         if self._outer is not None:  # two rollbacks, its own and that of the run around, must not meet
             self._outer.in_flight.goes_on()
@@ -609,12 +572,12 @@ class Run:
                 if not self.record.on_record:
                     self._end_unrecorded(error)
                 elif not self.replaying:
-                    report = await self._end_or_let_go(error, backend)
-                elif self._aborted is not None:
-                    report = await self._abort_now(backend)
+                    report = await self._leaving.end_or_let_go(error, backend)
+                elif self._course.aborted is not None:
+                    report = await self._leaving.abort_now(backend)
         finally:
             try:
-                self._over(error or (self._stopped.error if self._stopped else None))
+                self._over(error or (self._course.stopped.error if self._course.stopped else None))
             finally:  # or else the run around would wait for this one
                 if self._outer is not None:
                     self._outer.in_flight.ended()
@@ -624,191 +587,8 @@ class Run:
 
     def _end_unrecorded(self, error: BaseException | None) -> None:
         """Nothing was written in it, so nothing is undone."""
-        failed = error is not None or self._aborted is not None
+        failed = error is not None or self._course.aborted is not None
         self.record = replace(self.record, state=RunState.FAILED if failed else RunState.COMPLETED)
-
-    async def _end_or_let_go(self, error: BaseException | None, backend: Backend) -> Undone | None:
-        """Write how it ends; with ``fail_open``, a run that only read does not fail for that."""
-        until = monotonic() + GRACE_SECONDS
-        if self._would_be_undone(error):
-            self.in_flight.close()
-        await self._await_calls(backend, until)
-        try:
-            await backend.io(self.engine.settle)
-            return await self._end(error, backend, until)
-        except StoreUnavailable as failure:
-            if self.engine.outage is None or not self._only_read or self.resumed:
-                raise
-            why = self.engine.outage.began(failure)
-            _log.warning("the end of run %r, which only read, is not recorded (fail_open=True): %s", self.id, why)
-            spans.mark(self._span, semconv.UNRECORDED)
-            return None
-
-    def _still_waits_for(self) -> str | None:
-        """A request of this run that is not used up or ended; what was decided meanwhile is for the next entry."""
-        found = (self.engine.store.approval(one) for one in sorted(self._waiting))
-        return next((one.id for one in found if one is not None and one.state in OPEN), None)
-
-    def _would_be_undone(self, error: BaseException | None) -> bool:
-        """Whether leaving by ``error`` undoes the run, unless something is in doubt."""
-        return self._ending(error, unresolved=False, unsent=False, pivoted=False).event is RunEvent.COMPENSATE
-
-    def _ending(self, error: BaseException | None, *, unresolved: bool, unsent: bool, pivoted: bool) -> Ending:
-        return ending_of(
-            error,
-            aborted=self._aborted is not None,
-            paused=self._paused and error is None,
-            unresolved=unresolved,
-            unsent=unsent,
-            pivoted=pivoted,
-            on_interrupt=self.record.on_interrupt,
-            on_budget=self._on_budget,
-            resumable=error is not None and error is self._resumable,
-        )
-
-    async def _end(self, error: BaseException | None, backend: Backend, until: float) -> Undone | None:
-        unresolved = await self._look_into_doubts(error, backend, until)
-        unsent = error is not None and await self._has_unsent(backend)
-        pivoted = error is not None and await backend.io(self._passed_pivot) is not None
-        ending = self._ending(error, unresolved=unresolved, unsent=unsent, pivoted=pivoted)
-        if ending.event is RunEvent.COMPLETE and self._waiting and (still := await backend.io(self._still_waits_for)):
-            _log.warning(
-                "run %r is paused, not completed: a call of it waits for the approval %s, and its ApprovalPending was "
-                "swallowed; when it is decided, enter the run again", self.id, still,
-            )  # fmt: skip
-            ending = Ending(event=RunEvent.PAUSE, reason="approval")
-        orphans: list[CallRecord] = []
-        if ending.event is RunEvent.COMPLETE and self.resumed:
-            orphans = await backend.io(orphans_of, self.engine.store, self.record, self._asked)
-            self._warn_of(orphans)
-        if ending.event is RunEvent.COMPLETE and ((orphans and self.undo_orphans) or await self._sends(backend)):
-            self.record = await completion.decide(
-                self.engine, self.record, output=self._encoded_output(), orphans=orphans, undo=self.undo_orphans,
-                backend=backend,
-            )  # fmt: skip
-            await self._finish(backend)
-            return None
-        text = self._aborted
-        if error is not None:
-            text = f"{type(error).__name__}: {spans.error_message(error) or ''}"
-        self.record, report = await saga.leave(
-            self.engine,
-            self.record,
-            ending,
-            error=text,
-            output=self._encoded_output(),
-            orphans=completion.listed(orphans),
-            backend=backend,
-            span=self._span,
-        )
-        return report
-
-    def _passed_pivot(self) -> CallRecord | None:
-        return pivots.passed(self.engine.store, self.record)
-
-    def _warn_of(self, orphans: Sequence[CallRecord]) -> None:
-        if not orphans:
-            return
-        what = ", ".join(f"{call.tool} ({call.id})" for call in orphans)
-        becomes = "undone" if self.undo_orphans else "kept (orphans='compensate' undoes them)"
-        _log.warning(
-            "run %r was resumed and took another path; done before, not asked for again, and %s: %s; sagaspan show %s",
-            self.id, becomes, what, self.id,
-        )  # fmt: skip
-
-    async def _has_unsent(self, backend: Backend) -> bool:
-        """Whether something that ``commit()`` let go is not sent."""
-        return self._deferred and bool(await backend.io(completion.due, self.engine.store, self.record))
-
-    async def _sends(self, backend: Backend) -> bool:
-        """Whether completing this run sends what was deferred; what is nested waits for the outer run."""
-        if not self._deferred and fork.forks() == self._forks:
-            return False
-        store, would = self.engine.store, replace(self.record, completing=True)
-        if not await backend.io(completion.due, store, would):
-            return False
-        return not await backend.io(completion.waits_for_outer, store, self.record)
-
-    async def _finish(self, backend: Backend) -> None:
-        self.record, self._stopped = await completion.finish(
-            self.engine, self.record, in_force=self.in_force, backend=backend, span=self._span
-        )
-
-    async def _send_due(self, backend: Backend) -> completion.Stopped | None:
-        return await completion.send_due(self.engine, self.record, in_force=self.in_force, backend=backend)
-
-    async def _abort_now(self, backend: Backend) -> Undone | None:
-        """Undo a run that nobody is inside of, whatever state it was left in; what never began needs nothing."""
-        store, record = self.engine.store, self.record
-        if not record.on_record:
-            return None
-        if await backend.io(store.get_run, record.namespace, record.id) is None:
-            return None
-        why = self._aborted or "aborted"
-        report = await undo.undo_run(self.engine, record.id, reason="aborted", error=why, backend=backend)
-        now = await backend.io(store.get_run, record.namespace, record.id)
-        self.record = record if now is None else now
-        return report
-
-    async def _look_into_doubts(self, error: BaseException | None, backend: Backend, until: float) -> bool:
-        """Whether a doubt holds the run; asked only where there can be one."""
-        failed = error is not None or self._aborted is not None
-        if not failed and not self._uncertain and not self.in_flight:
-            return False
-        doubts = await saga.doubts_of(
-            self.engine, self.record, backend, until=until if failed else 0.0,
-            patient=self._would_be_undone(error) and not isinstance(error, OutcomeUnknown),
-        )  # fmt: skip
-        self._doubtful = doubts.blocking or doubts.open
-        if not failed:
-            return bool(doubts.open)
-        elsewhere = self._forks != fork.forks() and await backend.io(saga.is_inside_nested, self.engine, self.record)
-        return elsewhere or bool(doubts.blocking)
-
-    async def _await_calls(self, backend: Backend, until: float) -> None:
-        """Let calls in other threads or tasks end: an undo must not come before its action."""
-        while self.in_flight and monotonic() < until:
-            await backend.sleep(0.01)
-
-    def _raise(self, error: BaseException | None, report: Undone | None) -> None:
-        if self._stopped is not None:
-            self._say(self._stopped.error, self._stopped.sentence(self.id))
-            raise self._stopped.error
-        if self.record.state is RunState.HELD and not self.replaying:
-            forward = "its pivot is done, so it only goes forward: enter it again with the same id"
-            why = forward if self.reason == PIVOT else "nothing was undone"
-            left_by = error or self._doomed
-            why = "; ".join((why, *self._undecided(left_by)))
-            self._say(left_by, f"sagaspan: run {self.id!r} is held ({self.reason}): {why}; sagaspan show {self.id}")
-        if report is not None:
-            original = error or self._doomed
-            if original is not None or not report.complete:
-                self._say(original, report.sentence(self.id))
-            if stuck := (*report.failed, *report.queued):
-                raise CompensationFailed(report.sentence(self.id), call=stuck[0]) from original
-        if error is None and self._doomed is not None:
-            raise self._doomed
-
-    def _undecided(self, error: BaseException | None) -> list[str]:
-        """What must be decided before the run goes on, except what ``error`` itself says already."""
-        told = error.call.id if isinstance(error, OutcomeUnknown) and error.call is not None else None
-        return [undecided(call_info(call)) for call in self._doubtful if call.id != told]
-
-    def _say(self, error: BaseException | None, sentence: str) -> None:
-        """Tell whoever sees the error; where there is none, the log."""
-        if error is not None:
-            error.add_note(sentence)
-        else:
-            _log.warning("%s", sentence)
-
-    def _encoded_output(self) -> str | None:
-        if self.output is None:
-            return None
-        try:
-            return codecs.dump(live.scrubbed_data(codecs.to_json(self.output, hide=codecs.blank)))
-        except codecs.Unencodable as problem:
-            _log.warning("the output of run %r is not recorded: %s", self.id, problem)
-            return None
 
 
 def _recorded_output(record: RunRecord) -> Any:
@@ -840,14 +620,16 @@ def _stops(error: SagaspanError) -> bool:
     return (isinstance(error, LoopDetected) and error.stops) or (isinstance(error, ScopeFrozen) and error.pauses)
 
 
-def _same_object(one: object, other: object) -> bool:
-    """Whether two objects are one, or their class says that they are equal."""
-    if one is other:
-        return True
-    try:
-        return bool(one == other)
-    except Exception:  # noqa: BLE001 - somebody's own comparison, which answers with something else
-        return False
+def _ended_before(call: CallRecord, time: dt.datetime | None) -> bool:
+    """Whether a call had happened by then, or nobody knows; what failed is made again under the same key."""
+    is_known = call.ended_us is not None and _has_ended(call)
+    return is_known and time is not None and (call.ended_us or 0) < time.timestamp() * 1e6
+
+
+def _has_ended(call: CallRecord) -> bool:
+    """Whether a call happened or waits to be sent, or nobody knows; what failed is made again under the same key."""
+    is_known = call.ended_us is not None or call.state is CallState.SCHEDULED
+    return is_known and call.phase is Phase.FORWARD and call.state is not CallState.FAILED
 
 
 def _loop_is_running() -> bool:

@@ -36,6 +36,7 @@ def opening(record: RunRecord) -> dict[str, str]:
         (semconv.RUN_PARENT_ID, record.parent_id),
         (semconv.GEN_AI_CONVERSATION_ID, record.conversation),
         (semconv.GEN_AI_AGENT_NAME, record.agent),
+        (semconv.USER_ID, spans.user_of(record.user)),
     )
     attributes.update({name: value for name, value in optional if value})
     return attributes

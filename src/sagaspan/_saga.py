@@ -332,7 +332,7 @@ def rollback_of(
 ) -> Rollback:
     """What undoes steps of ``run`` with the compensations of ``engine``; see ``Rollback``."""
     return Rollback(
-        engine.store, run, judge=engine.judge, find=engine.find_compensation, tracer=engine.tracer, parent=span,
+        engine.store, run, judge=engine.judge, find=engine.known.find_compensation, tracer=engine.tracer, parent=span,
         backend=backend, again=again, lock=lock,
         undone_late=lambda step: close_if_undone(engine.store, engine.store.get_run(step.namespace, step.run_id)),
     )  # fmt: skip
@@ -455,7 +455,8 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend, 
     after, audit = transitions.move_run(
         run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )
-    return after if await _commit_held(engine, RunChange(after, audit, run.version), backend) else None
+    change = RunChange(after, audit, run.version, takes=True)
+    return after if await _commit_held(engine, change, backend) else None
 
 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:

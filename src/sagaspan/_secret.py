@@ -1,13 +1,16 @@
 """The key of keyed hashes: a file beside the ledger that only its owner can read, or ``SAGASPAN_SECRET``.
 
-Whoever reads a copy of the ledger cannot find out a card number by trying all of them: that takes this key. All
-processes that use a ledger must have the same one; the ledger knows it by a hash of its own, and refuses another.
+Whoever reads a copy of the ledger cannot find out a card number by trying all of them: that takes this key, so it is
+never in the database that it protects. All processes that use a ledger, on whatever host, must have the same one, or
+what is agreed to on one host would not be what another one asks for; the ledger knows it by a hash of its own, and
+refuses another.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import stat
@@ -15,11 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from sagaspan._home import home
+from sagaspan._home import make as make_home
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 
 VARIABLE: Final = "SAGASPAN_SECRET"
 SHORTEST: Final = 32
 _SQLITE: Final = "sqlite:///"
+
+_log = logging.getLogger("sagaspan")
 
 
 def from_environment() -> bytes | None:
@@ -40,6 +46,21 @@ def path_for(store_url: str) -> Path:
     if store_url.startswith(_SQLITE):
         return Path(f"{store_url.removeprefix(_SQLITE)}.secret")
     return home() / "secret"
+
+
+def make_for(store_url: str) -> bytes:
+    """A new key for a ledger, in the home if it is not beside a file; see ``make``."""
+    path = path_for(store_url)
+    if store_url.startswith(_SQLITE):
+        return make(path)
+    make_home(path.parent)
+    key = make(path)
+    # Lost with the disk of a container, it would lock everybody out.
+    _log.warning(
+        "the secret of a ledger on a server was made: keep a copy of %s and give it to every host that uses the ledger "
+        "(as that file, or as %s); those without it are refused", path, VARIABLE,
+    )  # fmt: skip
+    return key
 
 
 def read(path: Path) -> bytes | None:

@@ -1,8 +1,8 @@
 """What a run's calls were asked and answered of late, and what it was refused for going in circles (rule book (f)).
 
 The records of its calls say most of it, and are read back when a run is resumed. What they do not say (calls that
-``check_loop`` counted, answers that were given once more, refusals) is on record beside them, so that a loop does not
-begin anew with every process.
+``check_loop`` counted, answers that were given once more, refusals, the branch of a call that another one equals) is on
+record beside them, so that a loop does not begin anew with every process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from sagaspan.ledger.store import LoopChange, Store
 
 _KNOWN = (CallState.DONE, CallState.FAILED, CallState.UNKNOWN, CallState.NEEDS_HUMAN)
 
-Entry: TypeAlias = tuple[int, str] | tuple[int, str, str]
-"""When (microseconds since the epoch), and the id of a call that was answered again; or tool and arguments, counted."""
+_BRANCH = "#"
+
+Entry: TypeAlias = tuple[int, str] | tuple[int, str, str] | tuple[int, str, None, str]
+"""When (microseconds since the epoch), and the id of a call that was answered again; or tool and arguments, counted; or
+the id of a call, and the branch that it was made in."""
 
 
 class Signals:
@@ -47,8 +50,11 @@ class Signals:
         calls, known = store.calls_of(run.namespace, run.id), store.loop_of(run.namespace, run.id)
         scope = run_scope(run.id, run.generation) if run.generation else None
         # Calls of models are no signals: no two of them are equal, so they would only hide what is.
+        if known is not None:
+            self._take(known, run.generation)
+        branches = {entry[1]: entry[3] for entry in self._entries if len(entry) == 4}
         told = {
-            call.id: signal_of(call, counts=counts(call.tool))
+            call.id: signal_of(call, in_branch(_asked(call), branches.get(call.id)), counts=counts(call.tool))
             for call in calls
             if call.phase is Phase.FORWARD
             and call.state in _KNOWN
@@ -57,7 +63,6 @@ class Signals:
         }
         found = [(signal.started_us, signal) for signal in told.values()]
         if known is not None:
-            self._take(known, run.generation)
             found += [(entry[0], signal) for entry in self._entries if (signal := _signal(entry, told)) is not None]
         self._again = Counter(entry[1] for entry in self._entries if len(entry) == 2)
         self._to_repeat = Counter(entry[1:] for entry in self._entries if len(entry) == 3)
@@ -67,6 +72,11 @@ class Signals:
     def add(self, record: CallRecord, asked: str, *, counts: bool) -> None:
         """Remember how a call ended that ``asked`` for something."""
         self.ring = loops.after(self.ring, signal_of(record, asked, counts=counts))
+
+    def is_asked_in_another(self, tool: str, args: str) -> bool:
+        """Whether a call of the ring asked ``tool`` for the same as ``args`` in another branch, or in this one."""
+        asked = args.partition(_BRANCH)[0]
+        return any(one.tool == tool and one.args.partition(_BRANCH)[0] == asked for one in self.ring)
 
     def number_of(self, thing: object) -> int:
         """A number for the object of a method, the same as long as it is one of the last that were asked for."""
@@ -132,13 +142,25 @@ class Signals:
         return bool(ring) and (ring[-1].error is not None or args in map(loops.ARGS, ring))
 
 
-def signal_of(record: CallRecord, asked: str | None = None, *, counts: bool = True) -> loops.Signal:
-    """A recorded call as a signal; ``asked`` None: as its record says."""
-    if asked is None:
-        asked = record.key if record.key_source == KeySource.BUSINESS else record.fingerprint
+def in_branch(asked: str, branch: str | None) -> str:
+    """What is ``asked`` for, apart from the same asked in another branch."""
+    return asked if branch is None else f"{asked}{_BRANCH}{branch}"
+
+
+def signal_of(record: CallRecord, asked: str, *, counts: bool = True) -> loops.Signal:
+    """A recorded call as a signal."""
     result = None if record.result is None else str(hash(record.result))
     ended = record.ended_us or record.started_us
     return loops.Signal(record.tool, asked, result, record.error_type, record.started_us, ended, counts)
+
+
+def _asked(record: CallRecord) -> str:
+    return record.key if record.key_source == KeySource.BUSINESS else record.fingerprint
+
+
+def entry_of(at_us: int, record: str, call: str, branch: str | None) -> Entry:
+    """What to keep of a ``call`` that ``record`` answers: that it was given again, or of its own one the branch."""
+    return (at_us, record) if branch is None or record != call else (at_us, record, None, branch)
 
 
 def counted(tool: str, args: str, at_us: int) -> loops.Signal:
@@ -147,7 +169,6 @@ def counted(tool: str, args: str, at_us: int) -> loops.Signal:
 
 
 def _signal(entry: Entry, calls: dict[str, loops.Signal]) -> loops.Signal | None:
-    if len(entry) == 2:
-        return calls.get(entry[1])
-    at_us, tool, args = entry
-    return counted(tool, args, at_us)
+    if len(entry) == 3:
+        return counted(entry[1], entry[2], entry[0])
+    return calls.get(entry[1]) if len(entry) == 2 else None

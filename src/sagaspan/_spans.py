@@ -72,6 +72,13 @@ def tracer_of(provider: TracerProvider | None) -> Tracer:
     return trace.get_tracer(_SCOPE, version_of(), provider, semconv.SCHEMA_URL)
 
 
+def nobody_looks(tracer: Tracer) -> bool:
+    """Whether nothing would come of a span of ``tracer``: there is no SDK, and no span of somebody's to go on from."""
+    # The tracer that is behind it now; to ask for the provider reads the environment each time.
+    is_off = type(tracer) is trace.ProxyTracer and type(getattr(tracer, "_tracer", None)) is trace.NoOpTracer
+    return is_off and trace.get_current_span() is INVALID_SPAN
+
+
 @harmless(_NO_SPAN)
 def start(
     tracer: Tracer,
@@ -122,12 +129,15 @@ def tell(span: Span, attributes: Mapping[str, AttributeValue], error: BaseExcept
 
 
 @harmless(cast("Span | None", None))
-def opened_for(tool: str) -> Span | None:
-    """The current span, if another instrumentation opened it for this very call of ``tool``; None else.
+def opened_for(tool: str, given: Span = INVALID_SPAN) -> Span | None:
+    """The span that another instrumentation opened for this very call of ``tool``; None if there is none.
 
-    To open one more would count the call twice on every dashboard. One that a call has already is not given to the
-    next one: a tool may call itself, or be called again, under the same foreign span.
+    It is ``given`` by whoever knows it, or the current one. To open one more would count the call twice on every
+    dashboard. One that a call has already is not given to the next one: a tool may call itself, or be called again,
+    under the same foreign span.
     """
+    if given.is_recording():
+        return given if semconv.CALL_PHASE not in (getattr(given, "attributes", None) or {}) else None
     span = trace.get_current_span()
     if not span.is_recording():
         return None
@@ -146,6 +156,17 @@ def opened_for(tool: str) -> Span | None:
     else:
         return None
     return span if named == tool else None
+
+
+@harmless(True)
+def is_measured(span: Span) -> bool:
+    """Whether who opened ``span`` for a tool measures ``gen_ai.execute_tool.duration`` as well, or nobody knows.
+
+    OpenTelemetry's own instrumentations do; OpenInference and OpenLLMetry only record spans.
+    """
+    attributes = getattr(span, "attributes", None) or {}
+    is_conventional = attributes.get(semconv.GEN_AI_OPERATION_NAME) == semconv.OPERATION_EXECUTE_TOOL
+    return is_conventional and semconv.TRACELOOP_SPAN_KIND not in attributes
 
 
 def current(span: Span) -> contextlib.AbstractContextManager[object]:
@@ -212,6 +233,11 @@ def _stack(error: BaseException) -> str:
 def captures_content() -> bool:
     """Whether the user opted in to content on spans (``SPAN_ONLY`` or ``SPAN_AND_EVENT``)."""
     return os.environ.get(semconv.ENV_CAPTURE_CONTENT, "").upper() in ("SPAN_ONLY", "SPAN_AND_EVENT")
+
+
+def user_of(user: str | None) -> str | None:
+    """``user`` as it may be on a span: nobody, unless the operator opted in."""
+    return user if user and os.environ.get(semconv.ENV_CAPTURE_USERS, "").lower() in ("true", "1") else None
 
 
 def content(text: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from sagaspan._checks import check_name, signature_of
 from sagaspan._compensation import Compensation, compensation_of, is_async_callable, name_of
 from sagaspan._cost import Cost, cost_of
 from sagaspan._gates import Gate, gates_for
 from sagaspan._probe import Probe, probe_of
+from sagaspan._sameness import MadeWith, same_callable
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.expressions import Expression
 from sagaspan.policy import Policy, PolicyBook
@@ -27,6 +28,13 @@ MARK = "__sagaspan_tool__"
 """The attribute by which a guarded function names its tool."""
 
 
+class Reads(Protocol):
+    """How a tool reads arguments that a model gives it; raises what it refuses them with."""
+
+    def __call__(self, arguments: Mapping[str, Any], /, *, whole: bool) -> Mapping[str, Any]:
+        """``arguments`` as its body gets them; not ``whole``: some of them, each by itself."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False)
 class Tool:
     """What is called: ``name``, ``function`` (unguarded), ``policy``, and the names of its ``parameters``.
@@ -36,7 +44,9 @@ class Tool:
     that gets the object of a method (``self``), None of a function.
     ``compensation`` is None while the policy's ``compensate`` is a name that is not looked up yet. ``suspends`` are the
     framework's control-flow exceptions: a body they leave has not failed, it will be asked again. ``send`` runs the
-    body of a deferred call with what was recorded of its arguments (None: as the function is called).
+    body of a deferred call with what was recorded of its arguments (None: as the function is called). ``reads`` is the
+    schema by which the arguments of an edit are read (None: they are taken as they are). ``made_with`` tells
+    the object that ``function`` is a method of from others, where a framework's class is the tool (None: it is not).
     """
 
     name: str
@@ -56,7 +66,9 @@ class Tool:
     gates: tuple[Gate, ...] = ()
     suspends: tuple[type[BaseException], ...] = ()
     send: Callable[[Mapping[str, Any]], Any] | None = None
+    reads: Reads | None = None
     redaction: Redaction | None = None
+    made_with: MadeWith | None = None
     plain: bool = dataclasses.field(init=False)
     positional: bool = dataclasses.field(init=False)
     names: frozenset[str] = dataclasses.field(init=False)
@@ -69,6 +81,14 @@ class Tool:
         object.__setattr__(self, "names", frozenset(self.parameters))
         object.__setattr__(self, "receiver", _receiver(self.signature))
         object.__setattr__(self, "positional", kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD})
+
+    def is_same(self, other: Tool) -> bool:
+        """Whether both do the same: equal calls of them are one."""
+        if self is other:
+            return True
+        one, another = self.made_with, other.made_with
+        is_same_object = one is another if one is None or another is None else one.is_same(another)
+        return is_same_object and same_callable(self.function, other.function)
 
     def reads_redacted(self, field: str) -> bool:
         """Whether ``key`` or ``lock`` reads an argument with redacted fields: then only a hash of it is recorded."""
@@ -138,6 +158,8 @@ def tool_of(
     description: str | None = None,
     suspends: tuple[type[BaseException], ...] = (),
     send: Callable[[Mapping[str, Any]], Any] | None = None,
+    reads: Reads | None = None,
+    made_with: MadeWith | None = None,
 ) -> Tool:
     """``function`` as a tool under ``policy``; raises ``ConfigurationError`` for anything declared wrongly."""
     name = name_of(function) if name is None else name
@@ -174,7 +196,9 @@ def tool_of(
         gates=gates_for(policy, parameters, where),
         suspends=suspends,
         send=send,
+        reads=reads,
         redaction=redaction,
+        made_with=made_with,
     )
     if redaction is not None:
         _check_redaction(tool, redaction, where)
@@ -196,6 +220,7 @@ def redefined(tool: Tool, file: PolicyBook) -> Tool:
     return tool_of(
         tool.function, name=tool.name, policy=policy, signature=tool.signature, is_async=tool.is_async,
         context=tool.context, description=tool.description, suspends=tool.suspends, send=tool.send,
+        reads=tool.reads,
     )  # fmt: skip
 
 

@@ -150,7 +150,7 @@ async def _is_safe(engine: Engine, step: CallRecord, backend: Backend) -> bool:
 
 def _foreseen(engine: Engine, steps: Sequence[CallRecord]) -> Undone:
     """What a rollback of ``steps`` would report if everything went well: it stops at the first it cannot undo."""
-    missing = (number for number, step in enumerate(steps) if engine.find_compensation(step) is None)
+    missing = (number for number, step in enumerate(steps) if engine.known.find_compensation(step) is None)
     known = next(missing, len(steps))
     return Undone(undone=tuple(map(call_info, steps[:known])), queued=tuple(map(call_info, steps[known:])))
 

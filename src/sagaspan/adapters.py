@@ -9,11 +9,12 @@ An adapter is an object with ``knows(target)`` and
 from __future__ import annotations
 
 from sagaspan._adapters import Adapter
-from sagaspan._context import approver_here, hearing
+from sagaspan._context import approver_here, hearing, task_here
 from sagaspan._foreign import is_from, keyword_signature, under_name
 from sagaspan._guard import guard_function
 from sagaspan._llm import LlmCall
 from sagaspan._question import Question
+from sagaspan._sameness import MadeWith
 from sagaspan._spans import end as end_span
 from sagaspan._spans import start as start_span
 from sagaspan._told import beside, told, told_of_tool
@@ -21,6 +22,7 @@ from sagaspan._tool import Tool, tool_behind
 from sagaspan.policy import PolicyBook
 
 __all__ = [
-    "Adapter", "LlmCall", "PolicyBook", "Question", "Tool", "approver_here", "beside", "end_span", "guard_function",
-    "hearing", "is_from", "keyword_signature", "start_span", "told", "told_of_tool", "tool_behind", "under_name",
+    "Adapter", "LlmCall", "MadeWith", "PolicyBook", "Question", "Tool", "approver_here", "beside", "end_span",
+    "guard_function", "hearing", "is_from", "keyword_signature", "start_span", "task_here", "told", "told_of_tool",
+    "tool_behind", "under_name",
 ]  # fmt: skip

@@ -54,6 +54,16 @@ def fingerprint(data: Any) -> str:
     return hashlib.sha256(canonical(data)).hexdigest()
 
 
+def content_key(digest: str, number: int) -> str:
+    """The key of the call with this ``digest`` that is this ``number`` of its equals in a run."""
+    return digest if number == 0 else f"{digest}.{number}"
+
+
+def number_in(key: str) -> int:
+    """Which of its equals the call of a ``content_key`` is."""
+    return int(key.partition(".")[2] or 0)
+
+
 def run_scope(run_id: str, generation: int) -> str:
     """The scope of a run's content keys; a reopened run starts a new one."""
     return f"run:{run_id}" if generation == 0 else f"run#{generation}:{run_id}"

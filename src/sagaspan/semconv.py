@@ -140,6 +140,7 @@ GEN_AI_USAGE_REASONING_TOKENS: Final = "gen_ai.usage.reasoning.output_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 SERVICE_NAME: Final = "service.name"
 SESSION_ID: Final = "session.id"
+USER_ID: Final = "user.id"
 OPENINFERENCE_TOOL_NAME: Final = "tool.name"
 OPENINFERENCE_AGENT_NAME: Final = "agent.name"
 TRACELOOP_SPAN_KIND: Final = "traceloop.span.kind"
@@ -205,6 +206,7 @@ REASONING_TOKENS_ALIASES: Final = (
 
 # -- environment -------------------------------------------------------------------------------------------
 ENV_CAPTURE_CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+ENV_CAPTURE_USERS: Final = "SAGASPAN_TRACE_USERS"
 
 # -- metrics -----------------------------------------------------------------------------------------------
 GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password

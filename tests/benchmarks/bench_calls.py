@@ -1,9 +1,9 @@
-"""What a guarded call costs beside the same SQL by hand, in one run: ``uv run python tests/benchmarks/bench_calls.py``.
+"""What a guarded call costs beside the same SQL by hand, in one run: ``python -m tests.benchmarks.bench_calls``.
 
 By hand are the library's own statements with its own values: they are recorded from real calls, and executed on a copy
 of that ledger. Each kind of call takes turns with its twin (A B A B ...), each on a ledger of its own in the same
-folder, and the medians are compared: absolute figures depend on the disk, the ratios much less. ``--json`` prints one
-JSON document.
+folder or on the same server, and the medians are compared: absolute figures depend on the disk, the ratios much less.
+``--json`` prints one JSON document.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import asyncio
 import contextlib
 import json
 import logging
-import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from opentelemetry.sdk.trace import TracerProvider
+from tests.benchmarks import ledgers
+from tests.benchmarks.ledgers import Ledgers
 
 from sagaspan import Guard
-from sagaspan.stores.sqlite import SqliteStore
 from sagaspan.telemetry import JsonLinesSpanProcessor
 
 BUDGETS = {"user:*": "1000000 USD/day", "tenant:acme": "1000000 USD", "tool:*": "1000000 USD/month"}
@@ -33,53 +34,27 @@ Side = Callable[[int], float]
 """One call with a number of its own; how many microseconds it took."""
 
 
-class Recorder:
-    """A connection that keeps what is executed through it."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self.statements: list[tuple[str, Sequence[Any]]] = []
-
-    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """As the connection does."""
-        self.statements.append((statement, values))
-        return self._connection.execute(statement, values)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-
-def by_hand(calls: int, path: Path, stack: contextlib.ExitStack, **options: Any) -> Side:
+def by_hand(calls: int, place: Ledgers, name: str, stack: contextlib.ExitStack, **options: Any) -> Side:
     """The statements of ``calls`` real calls, to be executed on a copy of the ledger as it was before them."""
-    guard = Guard(f"sqlite:///{path}", **options)
+    guard = Guard(place.new(f"{name}-recorded"), **options)
     pay = guard.tool(effect="write", cost="0.01 USD")(_pay)
     recorded = []
     with guard, guard.run("bench", user="42", tenant="acme"):
         pay(12.5, "c1", -1)
-        store = guard._store
-        copy = stack.enter_context(contextlib.closing(_copy_of(store, path.with_suffix(".hand"))))
+        execute = stack.enter_context(place.twin(guard._store, name))
         for number in range(calls):
-            store._connection = recorder = Recorder(store._connection)
-            pay(12.5, "c1", number)
-            store._connection = recorder._connection
-            recorded.append(recorder.statements)
+            with place.recording(guard._store) as statements:
+                pay(12.5, "c1", number)
+            recorded.append(statements)
 
     def one(number: int) -> float:
-        statements, execute = recorded[number], copy.execute
+        statements = recorded[number]
         started = time.perf_counter()
-        for statement, values in statements:
-            execute(statement, values).fetchone()
+        for statement in statements:
+            execute(statement)
         return (time.perf_counter() - started) * 1e6
 
     return one
-
-
-def _copy_of(store: SqliteStore, path: Path) -> sqlite3.Connection:
-    copy = sqlite3.connect(path, isolation_level=None, cached_statements=64)
-    store._connection.backup(copy)
-    copy.execute("pragma journal_mode = wal")
-    store._prime(copy)
-    return copy
 
 
 def _pay(amount: float, card: str, order: int) -> int:
@@ -90,10 +65,10 @@ async def _apay(amount: float, card: str, order: int) -> int:
     return 1
 
 
-def guarded(guard: Guard, stack: contextlib.ExitStack) -> Side:
+def guarded(guard: Guard, stack: contextlib.ExitStack, **policy: Any) -> Side:
     """Calls of a tool in one run, which stays open; a number that comes again is answered from the ledger."""
     stack.enter_context(guard)
-    pay = guard.tool("pay", effect="write", cost="0.01 USD")(_pay)
+    pay = guard.tool("pay", effect="write", cost="0.01 USD", **policy)(_pay)
     run = guard.run("bench", user="42", tenant="acme")
     stack.enter_context(run)
     run.deactivate()
@@ -123,10 +98,10 @@ def awaited(guard: Guard, stack: contextlib.ExitStack) -> Side:
     stack.enter_context(guard)
     loop = asyncio.new_event_loop()
     stack.callback(loop.close)
-    pay = guard.tool("pay", effect="write")(_apay)
+    pay = guard.tool("pay", effect="write", cost="0.01 USD")(_apay)
 
     async def call(number: int) -> float:
-        async with guard.run("bench"):
+        async with guard.run("bench", user="42", tenant="acme"):
             started = time.perf_counter()
             await pay(12.5, "c1", number)
             return (time.perf_counter() - started) * 1e6
@@ -141,22 +116,24 @@ def in_turns(side: Side, hand: Side, calls: int) -> tuple[float, float]:
     return statistics.median(ours), statistics.median(by_hand)
 
 
-def measure(calls: int, folder: Path) -> dict[str, tuple[float, float]]:
+def measure(calls: int, place: Ledgers, folder: Path) -> dict[str, tuple[float, float]]:
     """Median microseconds a call of each kind, and of the same SQL by hand."""
     provider = TracerProvider()
     provider.add_span_processor(JsonLinesSpanProcessor(folder / "traces", service_name="bench"))
     rows: dict[str, tuple[dict[str, Any], Callable[..., Side]]] = {
         "guarded": ({}, guarded),
         "with 3 budgets": ({"budgets": BUDGETS}, guarded),
-        "with SDK and sink": ({"tracer_provider": provider}, guarded),
-        "async": ({}, awaited),
+        "with 3 budgets, SDK and sink": ({"budgets": BUDGETS, "tracer_provider": provider}, guarded),
+        "async, with 3 budgets": ({"budgets": BUDGETS}, awaited),
+        "async, with 3 budgets, SDK and sink": ({"budgets": BUDGETS, "tracer_provider": provider}, awaited),
+        "approved": ({"approver": "auto-approve"}, partial(guarded, approve=True)),
         "replayed": ({}, replayed),
     }
     medians = {}
     for number, (name, (options, kind)) in enumerate(rows.items()):
         with contextlib.ExitStack() as stack:
-            hand = by_hand(calls, folder / f"hand{number}.db", stack, budgets=options.get("budgets"))
-            medians[name] = in_turns(kind(Guard(f"sqlite:///{folder / str(number)}.db", **options), stack), hand, calls)
+            hand = by_hand(calls, place, f"hand{number}", stack, budgets=options.get("budgets"))
+            medians[name] = in_turns(kind(Guard(place.new(f"calls{number}"), **options), stack), hand, calls)
     return medians
 
 
@@ -164,11 +141,12 @@ def main() -> None:
     """Print the table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000)
+    ledgers.option(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     logging.getLogger("sagaspan").setLevel(logging.ERROR)  # a replay warns, here on purpose
-    with tempfile.TemporaryDirectory() as folder:
-        medians = measure(options.calls, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, ledgers.ledgers(options.store, Path(folder)) as place:
+        medians = measure(options.calls, place, Path(folder))
     if options.json:
         print(
             json.dumps(
@@ -179,9 +157,9 @@ def main() -> None:
             )
         )
         return
-    print(f"{'':<20}   a call   by hand   ratio")
+    print(f"{'':<36}   a call   by hand   ratio")
     for name, (ours, hand) in medians.items():
-        print(f"{name:<20} {ours:5.0f} us {hand:6.0f} us   {ours / hand:4.2f}x")
+        print(f"{name:<36} {ours:5.0f} us {hand:6.0f} us   {ours / hand:4.2f}x")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""A ledger under load: threads, tasks and processes on one file, and a ledger that is full already.
+"""A ledger under load: threads, tasks and processes on one ledger, and what runs that are open keep in memory.
 
-    uv run python tests/benchmarks/bench_load.py                        # 100,000 stored calls
-    uv run python tests/benchmarks/bench_load.py --stored 1000000       # the full form, some minutes
+    uv run --all-extras python -m tests.benchmarks.bench_load
+    uv run --all-extras python -m tests.servers -- python -m tests.benchmarks.bench_load --store postgres
 
-Every row is measured in this one run. Absolute figures depend on the disk; the last rows are a ratio, of calls on a
-full ledger and on an empty one that take turns. ``--json`` prints one JSON document.
+Every row is measured in this one run. Absolute figures depend on the disk. ``--json`` prints one JSON document.
 """
 
 from __future__ import annotations
@@ -12,27 +11,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextvars
+import gc
 import json
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 from opentelemetry.sdk.trace import TracerProvider
+from tests.benchmarks import ledgers
+from tests.benchmarks.ledgers import Ledgers
 
 from sagaspan import Guard
-from sagaspan._clock import new_id, now_us
-from sagaspan.ledger import transitions
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
-from sagaspan.ledger.store import CallChange, Change, RunChange
-from sagaspan.stores.sqlite import SqliteStore
 from sagaspan.telemetry import JsonLinesSpanProcessor
-
-BATCH = 1000
 
 
 def _provider(folder: Path) -> TracerProvider:
@@ -50,10 +45,10 @@ def _figures(took: Sequence[float], seconds: float) -> dict[str, float]:
     }
 
 
-def in_threads(threads: int, calls: int, folder: Path, *, traced: bool = False) -> dict[str, float]:
+def in_threads(threads: int, calls: int, place: Ledgers, *, traced: Path | None = None) -> dict[str, float]:
     """Calls a second over all threads of one guard, and the latency of one call."""
-    name = f"{threads}-{traced}"
-    guard = Guard(f"sqlite:///{folder / name}.db", tracer_provider=_provider(folder) if traced else None)
+    name = f"threads-{threads}-{traced is not None}"
+    guard = Guard(place.new(name), tracer_provider=_provider(traced) if traced else None)
     pay = guard.tool("pay", effect="write")(lambda amount, card, order: 1)
     took: list[float] = []
 
@@ -81,9 +76,9 @@ def in_threads(threads: int, calls: int, folder: Path, *, traced: bool = False) 
     return _figures(took, seconds)
 
 
-def in_tasks(tasks: int, calls: int, folder: Path) -> dict[str, float]:
+def in_tasks(tasks: int, calls: int, place: Ledgers) -> dict[str, float]:
     """The same from tasks of one event loop."""
-    guard = Guard(f"sqlite:///{folder / f'tasks-{tasks}'}.db")
+    guard = Guard(place.new(f"tasks-{tasks}"))
     took: list[float] = []
 
     @guard.tool("pay", effect="write")
@@ -123,11 +118,11 @@ def _one_process(url: str, number: int, calls: int, ready: object, results: obje
     guard.close()
 
 
-def in_processes(processes: int, calls: int, folder: Path) -> dict[str, float]:
+def in_processes(processes: int, calls: int, place: Ledgers) -> dict[str, float]:
     """The same from processes with a run each, on one file; ``slowest_share`` tells whether one of them starves."""
     spawn = multiprocessing.get_context("spawn")
     ready, results = spawn.Barrier(processes + 1), spawn.Queue()
-    url = f"sqlite:///{folder / f'processes-{processes}'}.db"
+    url = place.new(f"processes-{processes}")
     workers = [
         spawn.Process(target=_one_process, args=(url, number, calls, ready, results)) for number in range(processes)
     ]
@@ -143,96 +138,56 @@ def in_processes(processes: int, calls: int, folder: Path) -> dict[str, float]:
     return _figures([one for took in each for one in took], seconds) | {"slowest_share": max(means) / min(means)}
 
 
-def fill(path: Path, calls: int) -> None:
-    """A ledger with this many settled calls, ten a run, written by the store itself."""
-    store = SqliteStore(path, durability="off")
-    changes: list[Change] = []
-    for number in range(calls):
-        if number % 10 == 0:
-            run, audit = transitions.open_run(_run(f"old-{number // 10}"))
-            done, done_audit = transitions.move_run(run, transitions.RunEvent.COMPLETE, now_us())
-            changes += [RunChange(run, audit), RunChange(done, done_audit, run.version)]
-        changes += _settled_call(f"old-{number // 10}", number)
-        if len(changes) >= 2 * BATCH:
-            assert store.commit(changes, synced=False)
-            changes = []
-            if number % 100_000 < BATCH:
-                print(f"\r{number:,} of {calls:,} calls stored", end="", file=sys.stderr, flush=True)
-    assert store.commit(changes, synced=False)
-    print(file=sys.stderr)
-    store.close()
+def open_runs(runs: int, place: Ledgers) -> dict[str, float]:
+    """What runs that are open, each after one call, keep in memory; in KiB a run."""
+    guard = Guard(place.new("open"))
+    pay = guard.tool("pay", effect="write")(lambda order: 1)
+    opened = []
 
+    def open_one(number: int) -> None:
+        run = guard.run("bench", id=f"open-{number}").__enter__()
+        pay(number)
+        run.deactivate()
+        opened.append(run)
 
-def _run(name: str) -> RunRecord:
-    return RunRecord(
-        namespace="default", id=name, name="old", input_fingerprint="", state=RunState.RUNNING, owner="bench",
-        created_us=now_us(), started_us=now_us(),
-    )  # fmt: skip
-
-
-def _settled_call(run_id: str, number: int) -> list[Change]:
-    now = now_us()
-    opened, audit = transitions.open_call(
-        CallRecord(
-            id=new_id(now), namespace="default", scope=f"run:{run_id}", tool="pay", key=f"{number:064x}",
-            key_source="content", idempotency_key=f"{number:052x}", fingerprint=f"{number:064x}", run_id=run_id,
-            state=CallState.RUNNING, effect="write", declared_write=True, owner="bench:" + "x" * 60, attempts=1,
-            arguments=f'{{"amount":12.5,"card":"c1","order":{number}}}', created_us=now, started_us=now,
-        )
-    )  # fmt: skip
-    settled, settled_audit = transitions.move_call(opened, transitions.CallEvent.SUCCEED, now, result="1")
-    return [CallChange(opened, audit), CallChange(settled, settled_audit, opened.version)]
-
-
-def on_a_full_ledger(stored: int, calls: int, folder: Path) -> dict[str, float]:
-    """Median microseconds of a call, of a replay and of a run, on an empty ledger and on one with ``stored`` calls."""
-    fill(folder / "full.db", stored)
-    guards = {name: Guard(f"sqlite:///{folder / name}.db") for name in ("empty", "full")}
-    tools = {name: guard.tool("pay", effect="write")(lambda order: 1) for name, guard in guards.items()}
-    took: dict[str, list[float]] = {}
-
-    def timed(what: str, act: Callable[[], object]) -> None:
-        started = time.perf_counter()
-        act()
-        took.setdefault(what, []).append((time.perf_counter() - started) * 1e6)
-
-    def one_run(name: str, number: int) -> None:
-        with guards[name].run("bench", id=f"run-{number}"):
-            pass
-
-    with guards["empty"].run("bench", id="empty"), guards["full"].run("bench", id="full"):
-        for number in range(calls):
-            for name, guard in guards.items():
-                with guard.run("inner", id=f"inner-{number}"):
-                    timed(f"call, {name}", lambda name=name, number=number: tools[name](number))
-                timed(f"run, {name}", lambda name=name, number=number: one_run(name, number))
-    for guard in guards.values():
-        guard.close()
-    medians = {what: statistics.median(times[calls // 10 :]) for what, times in took.items()}
-    ratios = {f"{what}, ratio": medians[f"{what}, full"] / medians[f"{what}, empty"] for what in ("call", "run")}
-    return medians | ratios
+    for number in range(-20, 0):  # what is made once
+        open_one(number)
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(runs):
+        open_one(number)
+    gc.collect()
+    kept = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    for run in reversed(opened):
+        run.activate()
+        run.__exit__(None, None, None)
+    guard.close()
+    return {"runs": runs, "kib": kept / runs / 1024}
 
 
 def main() -> None:
     """Print the table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=1000, help="of each thread, task or process")
-    parser.add_argument("--stored", type=int, default=100_000, help="calls that the full ledger has")
+    parser.add_argument("--runs", type=int, default=1000, help="open at once")
+    ledgers.option(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as name, ledgers.ledgers(options.store, Path(name)) as place:
+        memory = open_runs(options.runs, place)
         loads = {
-            "1 thread": in_threads(1, options.calls, folder),
-            "8 threads": in_threads(8, options.calls, folder),
-            "8 threads, SDK and sink": in_threads(8, options.calls, folder, traced=True),
-            "1 task": in_tasks(1, options.calls, folder),
-            "8 tasks": in_tasks(8, options.calls, folder),
-            "4 processes": in_processes(4, options.calls, folder),
+            "1 thread": in_threads(1, options.calls, place),
+            "8 threads": in_threads(8, options.calls, place),
+            "8 threads, SDK and sink": in_threads(8, options.calls, place, traced=Path(name)),
+            "1 task": in_tasks(1, options.calls, place),
+            "8 tasks": in_tasks(8, options.calls, place),
+            "1 process": in_processes(1, options.calls, place),
+            "4 processes": in_processes(4, options.calls, place),
         }
-        full = on_a_full_ledger(options.stored, options.calls, folder)
     if options.json:
-        print(json.dumps({"load": loads, "stored": options.stored, "full": full}))
+        print(json.dumps({"load": loads, "memory": memory}))
         return
     for row, result in loads.items():
         share = f"   slowest/fastest {result['slowest_share']:.2f}" if "slowest_share" in result else ""
@@ -240,8 +195,7 @@ def main() -> None:
             f"{row:<26} {result['calls_per_s']:8.0f} calls/s   p50 {result['p50_ms']:6.2f} ms   "
             f"p99 {result['p99_ms']:6.2f} ms{share}"
         )
-    for row, value in full.items():
-        print(f"{row:<26} {value:8.2f}{'x' if 'ratio' in row else ' us'}   ({options.stored:,} stored calls)")
+    print(f"{'an open run':<26} {memory['kib']:8.1f} KiB   (of {memory['runs']:,})")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from sagaspan import Guard, SagaspanError
 from tests.cli.conftest import Sagaspan
 
 
@@ -113,3 +115,31 @@ class TestExport:
         assert "## What is open\n\nNothing." in target.read_text()
         assert sagaspan("runs", "export", "paid-1", "-f", "json").json["id"] == "paid-1"
         assert sagaspan("runs", "export", "nothing").code == 3
+
+
+def test_it_says_who_approved_and_what_it_cost(guard: Guard, sagaspan: Sagaspan) -> None:
+    """Who said yes and who said no, and why; and the price of each tool."""
+    pay = guard.tool("pay", effect="write", approve=True, cost="0.5 USD")(lambda amount: amount)
+    with guard.override(approver="inbox"):
+        for said in ("yes", "no", None):
+            with contextlib.suppress(SagaspanError), guard.run("job", id="order-1"):
+                pay(5)
+                pay(7)
+            for request in guard.approvals.list():
+                if said == "yes":
+                    guard.approvals.approve(request.id, by="alice")
+                else:
+                    guard.approvals.deny(request.id, by="bob", reason="too much")
+    text = sagaspan("runs", "export", "order-1").out
+    chapters = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
+    yes, no = (line for line in chapters["Who approved"].splitlines() if line.startswith("| pay |"))
+    assert "| consumed | alice (api" in yes
+    assert "| denied | bob (api) |" in no
+    assert "| too much |" in no
+    assert "| pay | 1 | $0.5000 |" in chapters["What it cost"]
+    assert "bob (api): too much" in sagaspan("runs", "show", "order-1").out
+    shown = sagaspan("runs", "show", "order-1", "--json").json["approvals"]
+    assert [(one["state"], one["by"], one["reason"]) for one in shown] == [
+        ("consumed", "alice (api)", None), ("denied", "bob (api)", "too much"),
+    ]  # fmt: skip
+    assert "denied by   bob (api)" in sagaspan("approvals", "show", shown[1]["id"]).out

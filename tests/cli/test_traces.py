@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,127 @@ from sagaspan import BudgetExceeded, Guard, configure_tracing
 from sagaspan.index.lock import locked
 from sagaspan.testing import frozen_clock
 from tests.cli.conftest import Sagaspan
+from tests.index.lines import START, line, span, write
 from tests.telemetry import golden_stories as stories
+
+
+def _step(number: int, **more: Any) -> str:
+    """A trace of one span; its number is in each of its attributes."""
+    attributes = {
+        "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": f"tool-{number}",
+        "gen_ai.agent.name": f"agent-{number}", "gen_ai.request.model": f"model-{number}",
+        "sagaspan.run.id": f"run-{number}", "sagaspan.call.state": ("done", "failed")[number],
+    }  # fmt: skip
+    return line(span(number * 60_000, str(number), trace=number + 1, attributes=attributes, **more))
+
+
+@pytest.fixture
+def two_spans(home: Path) -> None:
+    """``0`` at 14:13:20 for 2 ms; ``1`` a minute later for 500 ms, and it failed."""
+    (home / "traces").mkdir(parents=True)
+    late = {"endTimeUnixNano": str(START + 60_500_000_000)}
+    write(home / "traces" / "a.jsonl", _step(0), _step(1, error="app.Broken", **late))
+
+
+def test_old_traces_are_forgotten_with_the_files_that_agents_left(sagaspan: Sagaspan, home: Path) -> None:
+    """After a question, which somebody must be there to answer. A Collector's files stay, and are not read again."""
+    traces = home / "traces"
+    traces.mkdir(parents=True)
+    long_ago = {"startTimeUnixNano": str(10**18), "endTimeUnixNano": str(10**18 + 5)}  # 2001
+    left = write(traces / "shop-20010909T000000Z-1-0123abcd.jsonl", _step(0, **long_ago))
+    now = {"startTimeUnixNano": str(time.time_ns()), "endTimeUnixNano": str(time.time_ns())}
+    since = datetime.now(UTC) - timedelta(days=2)
+    packed = write(traces / f"shop-{since:%Y%m%dT%H%M%SZ}-2-0123abcd.jsonl", line(span(8, "lately", trace=8, **now)))
+    kept = write(traces / "collector.jsonl", _step(1, **long_ago), line(span(7, "today", trace=7, **now)))
+    assert sagaspan("traces", "prune", "--older-than", "30d").code == 2
+    would = sagaspan("traces", "prune", "--older-than", "30d", "--dry-run", "--json").json
+    assert would == {"traces": 2, "spans": 2, "files": [left.name], "compressed": []}
+    assert left.exists()
+    said = sagaspan("traces", "prune", "--older-than", "30d", "--yes").out
+    assert "Forgot 2 traces with 2 spans, 1 files." in said
+    assert "Compressed 1 files" in said
+    assert {path.name for path in traces.glob("*.jsonl*")} == {kept.name, f"{packed.name}.gz"}
+    assert {row["name"] for row in sagaspan("traces", "list", "--json").json} == {"today", "lately"}
+
+
+def test_of_a_run_that_is_open_no_trace_is_forgotten(sagaspan: Sagaspan, home: Path) -> None:
+    """A day may pass until somebody agrees; what it did before is part of it. Only the ledger knows."""
+    (home / "traces").mkdir(parents=True)
+    write(home / "traces" / "a.jsonl", _step(0), _step(1))
+    prune = ("traces", "prune", "--older-than", "1s", "--yes", "--json")
+    with Guard().run("waits", id="run-0"):
+        assert sagaspan(*prune).json["traces"] == 1
+        assert [row["run_id"] for row in sagaspan("traces", "list", "--json").json] == ["run-0"]
+    assert sagaspan(*prune).json["traces"] == 1
+
+
+@pytest.mark.usefixtures("two_spans")
+@pytest.mark.parametrize(
+    ("only_0", "only_1"),
+    [
+        (["--status", "ok"], ["--status", "error"]),
+        (["--status", "done"], ["--status", "failed"]),
+        (["--tool", "tool-0"], ["--tool", "*-1"]),
+        (["--run", "run-0"], ["--run", "run-1"]),
+        (["--agent", "agent-0"], ["--agent", "*-1"]),
+        (["--model", "model-0"], ["--model", "*-1"]),
+        (["--max-duration", "2ms"], ["--min-duration", "500ms"]),
+        (["--until", "2026-09-21T14:14:20Z"], ["--since", "2026-09-21T14:14:20Z"]),
+        (["--offset", "1"], ["--limit", "1"]),
+    ],
+    ids=lambda options: options[0],
+)
+def test_each_option_narrows_on_its_own(sagaspan: Sagaspan, only_0: list[str], only_1: list[str]) -> None:
+    """Of traces as of single spans."""
+    for options, name in ((only_0, "0"), (only_1, "1")):
+        for verb in ("list", "filter"):
+            assert [found["name"] for found in sagaspan("traces", verb, *options, "--json").json] == [name]
+
+
+@pytest.mark.usefixtures("two_spans")
+@pytest.mark.parametrize(("verb", "what"), [("list", "traces"), ("filter", "spans")])
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_a_list_says_when_it_has_not_all(sagaspan: Sagaspan, verb: str, what: str, form: list[str]) -> None:
+    """Beside the answer, which has no more than was asked for; and nothing of the kind when it has all."""
+    said = sagaspan("traces", verb, "--limit", "1", *form)
+    assert f"There are more {what} that fit than these 1; see --limit and --offset." in said.err
+    assert len(said.json if form else [row for row in said.out.splitlines() if "run-" in row]) == 1
+    for options in (["--limit", "2"], ["--limit", "1", "--offset", "1"], ["--limit", "1", "--run", "run-0"]):
+        assert not sagaspan("traces", verb, *options, *form).err
+
+
+@pytest.mark.usefixtures("two_spans")
+@pytest.mark.parametrize("verb", ["list", "filter", "export"])
+def test_the_start_of_a_run_is_enough(sagaspan: Sagaspan, home: Path, verb: str) -> None:
+    """If it is of one run only; a whole id is that run, whatever else begins with it. Of none there is nothing."""
+    other = line(span(7, "00", trace=9, attributes={"sagaspan.run.id": "run-0012"}))
+    write(home / "traces" / "b.jsonl", other)
+
+    def runs(given: str) -> set[str]:
+        return set(re.findall(r"\brun-\d+", sagaspan("traces", verb, "--run", given, "--json").out))
+
+    assert runs("run-1") == {"run-1"}
+    assert runs("run-00") == {"run-0012"}
+    assert runs("run-0") == {"run-0"}
+    assert runs("gone") == set()
+    several = sagaspan("traces", verb, "--run", "run")
+    assert several.code == 3
+    assert "'run' is the start of 3 runs; give more of it" in several.err
+    assert "run-0012" in several.out
+
+
+@pytest.mark.usefixtures("two_spans")
+@pytest.mark.parametrize("verb", ["list", "filter", "export"])
+def test_bounds_that_nothing_can_be_within_are_refused(sagaspan: Sagaspan, verb: str) -> None:
+    """In one sentence that names both; an empty list would say that nothing happened."""
+    refused = sagaspan("traces", verb, "--since", "2026-09-22T00:00Z", "--until", "2026-09-21T00:00Z")
+    assert refused.code == 2
+    assert "--until must be later than --since" in refused.err
+    assert sagaspan("traces", verb, "--since", "2026-09-21", "--until", "2026-09-21").code == 2
+    refused = sagaspan("traces", verb, "--min-duration", "2s", "--max-duration", "500ms")
+    assert refused.code == 2
+    assert "nothing takes at least 2000 ms and at most 500 ms; --max-duration must not be less" in refused.err
+    assert sagaspan("traces", verb, "--min-duration", "500ms", "--max-duration", "500ms").code == 0
 
 
 @pytest.mark.usefixtures("day")
@@ -89,6 +212,24 @@ class TestTraces:
         assert sagaspan("sql", "delete from spans", "-f", "parquet", "-o", str(tmp_path / "c")).code == 1
         assert {path.name for path in tmp_path.iterdir()} == {".sagaspan", "a.parquet", "b.parquet"}
 
+    @pytest.mark.parametrize("form", ["csv", "parquet"])
+    def test_an_export_says_when_it_has_not_all(self, sagaspan: Sagaspan, tmp_path: Path, form: str) -> None:
+        """Whatever its form; and nothing of the kind when it has."""
+        number = len(sagaspan("traces", "list", "--json").json)
+        export = ["traces", "export", "-f", form, "-o", str(tmp_path / "out")]
+        assert "There are more traces that fit" in sagaspan(*export, "--limit", str(number - 1)).err
+        assert "more" not in sagaspan(*export, "--limit", str(number)).err
+        assert "more" not in sagaspan(*export, "--limit", str(number - 1), "--offset", "1").err
+
+    @pytest.mark.parametrize("command", [["traces", "export"], ["sql", "from spans"]])
+    def test_a_file_that_cannot_be_is_named(self, sagaspan: Sagaspan, tmp_path: Path, command: list[str]) -> None:
+        """In one sentence, of Parquet as of text."""
+        target = tmp_path / "nowhere" / "out"
+        for form in ("csv", "parquet"):
+            answer = sagaspan(*command, "-f", form, "-o", str(target))
+            assert answer.code == 1
+            assert answer.err == f"Error: {target} cannot be written (No such file or directory)\n"
+
     def test_named_queries_are_listed_and_asked(self, sagaspan: Sagaspan) -> None:
         """A name that there is not is exit code 3; with the ledger's tables up to date."""
         listed = {found["name"] for found in sagaspan("sql", "--named", "--json").json}
@@ -142,7 +283,7 @@ class TestTraces:
     def test_sql_does_not_wait_longer_than_its_timeout(self, sagaspan: Sagaspan, home: Path) -> None:
         """Also while somebody else holds the index."""
         sagaspan("sql", "select 1 as a")
-        with locked(home / "traces" / ".lock", shared=True):
+        with locked(home / "traces" / ".lock"):
             answer = sagaspan("sql", "select 1 as a", "--timeout", "0.1", "--json")
         assert answer.code == 1
         assert "for 0.1 s" in answer.json["error"]

@@ -30,12 +30,16 @@ import urllib3
 from sagaspan import Guard
 
 # Old versions of the clients leave sockets to the collector.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket")
+pytestmark = [
+    pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning"),
+    pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket"),
+]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _collected() -> Iterator[None]:
-    """What a client left behind is collected here, where it is expected, and not in some later test."""
+    """What the clients left behind is collected here, where it is expected, and not in a test of another file."""
     yield
     gc.collect()
 
@@ -270,8 +274,6 @@ def _outcome(guard: Guard, body: Callable[[str], Any], url: str) -> str:
     return str(guard.runs.get(url).calls[0].state)
 
 
-@pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning")
-@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("mode", ["ok", *LANDED, *REFUSED])
 @pytest.mark.parametrize("body", TOOLS, ids=lambda body: body.__name__)
 def test_what_a_client_s_error_means(

@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,14 +16,14 @@ import pytest
 
 from sagaspan import Guard, OutcomeUnknown
 from sagaspan import _owner as owner
-from tests.conftest import Worker
+from tests.conftest import Sql, Worker
 from tests.ledger.test_transitions import replayed
 
 # Kills the process at the n-th commit of the store, before or after it is made.
 CRASH_AT = """
-from sagaspan.stores.sqlite import SqliteStore
+Ledger = type(guard._store)
 commits = 0
-save = SqliteStore.commit
+save = Ledger.commit
 def commit(self, changes, *, synced):
     global commits
     commits += 1
@@ -34,7 +33,7 @@ def commit(self, changes, *, synced):
     if os.environ.get("CRASH") == f"after {commits}":
         die()
     return saved
-SqliteStore.commit = commit
+Ledger.commit = commit
 """
 
 JOB = (
@@ -239,7 +238,7 @@ def test_a_live_owner_is_never_taken_over(worker: Worker) -> None:
     assert worker.effects == ["act"]
 
 
-def test_a_late_result_after_a_take_over_is_evidence(guard: Guard, worker: Worker, tmp_path: Path) -> None:
+def test_a_late_result_after_a_take_over_is_evidence(guard: Guard, worker: Worker, sql: Sql) -> None:
     """A worker that was wrongly declared dead settles its result as late evidence, and undoes nothing."""
     slow = worker.start("""
     @guard.tool(key="n")
@@ -251,10 +250,7 @@ def test_a_late_result_after_a_take_over_is_evidence(guard: Guard, worker: Worke
     """)
     assert slow.stdout is not None
     assert slow.stdout.readline() == "in\n"
-    connection = sqlite3.connect(tmp_path / "ledger.db")
-    connection.execute("update calls set state = 'unknown', version = version + 1")
-    connection.commit()
-    connection.close()
+    sql("update calls set state = 'unknown', version = version + 1")
     same = guard.tool("act", key="n")(lambda n: pytest.fail("ran"))
     with pytest.raises(OutcomeUnknown):
         same(1)

@@ -100,21 +100,14 @@ def _died(worker: Worker, script: str, **environment: str) -> None:
     assert died.returncode == -9, died.stderr
 
 
-def _forget(worker: Worker, tmp_path: Path) -> None:
-    for file in (*tmp_path.glob("ledger.db*"), worker.effects_file):
-        file.unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize(("again", "on_interrupt"), [("recover", "compensate"), ("enter", "hold")])
-def test_a_crash_at_every_step_of_completing(
-    worker: Worker, store_url: str, tmp_path: Path, again: str, on_interrupt: str
-) -> None:
+def test_a_crash_at_every_step_of_completing(worker: Worker, store_url: str, again: str, on_interrupt: str) -> None:
     """Once it was decided to complete, everything is sent, in order, once; before that nothing is."""
     policy = {"ON_INTERRUPT": on_interrupt}
     decided = 0
     for step in range(1, 100):
         for side in sides(step, other=again == "enter"):
-            _forget(worker, tmp_path)
+            worker.begin_anew()
             died = worker.run(RUN, CRASH=f"{side} {step}", **policy)
             if died.returncode == 0:
                 assert died.stdout == f"completed {step - 1}\n"
@@ -158,11 +151,11 @@ def _decide(store_url: str, worker: Worker) -> None:
                     guard.calls.resolve(call.id, "happened" if happened else "did-not-happen", note="looked")
 
 
-def test_a_sender_that_dies_is_recovered_at_every_step(worker: Worker, store_url: str, tmp_path: Path) -> None:
+def test_a_sender_that_dies_is_recovered_at_every_step(worker: Worker, store_url: str) -> None:
     """Killed at every commit in turn, recovery is finished by the next, with the output of the block."""
     for step in range(1, 100):
         for side in sides(step):
-            _forget(worker, tmp_path)
+            worker.begin_anew()
             _died(worker, RUN, DIE_BEFORE="ann")
             with Guard(store_url) as guard:
                 (ann,) = [call for call in guard.runs.get("a").calls if call.args == {"to": "ann"}]
@@ -210,7 +203,7 @@ def test_what_a_commit_cannot_send_holds_a_dead_run(worker: Worker, store_url: s
     assert worker.effects == ["book-room", "mail-ann", "mail-bob", "mail-cid"]
 
 
-def test_killed_before_the_end_it_is_dropped_or_kept(worker: Worker, store_url: str, tmp_path: Path) -> None:
+def test_killed_before_the_end_it_is_dropped_or_kept(worker: Worker, store_url: str) -> None:
     """Nothing was decided: a run that is undone drops what it scheduled, one that is held keeps it."""
     _died(worker, RUN, STOP="1")
     worker.run(RECOVER)
@@ -218,7 +211,7 @@ def test_killed_before_the_end_it_is_dropped_or_kept(worker: Worker, store_url: 
     with Guard(store_url) as guard:
         states = [call.state for run_id in ("a", "a/inner#1") for call in guard.runs.get(run_id).calls]
     assert states.count("refused") == 2
-    _forget(worker, tmp_path)
+    worker.begin_anew()
     _died(worker, RUN, STOP="1", ON_INTERRUPT="hold")
     worker.run(RECOVER)
     assert (worker.effects, _status(store_url)) == (["book-room"], "held")
@@ -275,13 +268,14 @@ def test_eight_recoverers_send_each_once(worker: Worker, store_url: str) -> None
         worker,
         POST
         + f"""
-commit = SqliteStore.commit
+Ledger = type(guard._store)
+commit = Ledger.commit
 def stop(self, changes, *, synced):
     if any(change.audit.event == "run.finish" for change in changes if hasattr(change, "audit")):
         commit(self, changes, synced=synced)
         raise KeyboardInterrupt
     return commit(self, changes, synced=synced)
-SqliteStore.commit = stop
+Ledger.commit = stop
 for n in range({runs}):
     try:
         post(f"r{{n}}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from sagaspan import ConfigurationError, Guard, OutcomeUnknown, Recovery
-from tests.conftest import PREAMBLE, Worker
+from tests.conftest import PREAMBLE, Sql, Worker
 from tests.nursery import Forked
 
 TTL = 0.6
@@ -79,14 +78,6 @@ def start(worker: Worker) -> Iterator[Callable[[str], Forked]]:
         process.communicate()
 
 
-def _rows(tmp_path: Path, query: str, *values: Any) -> list[Any]:
-    connection = sqlite3.connect(tmp_path / "ledger.db")
-    try:
-        return connection.execute(query, values).fetchall()
-    finally:
-        connection.close()
-
-
 def _until(condition: Callable[[], Any], seconds: float = 10) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -107,6 +98,7 @@ def _lease_threads() -> list[threading.Thread]:
 # -- renewing ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.of_sqlite("listens to its connection")
 def test_a_call_pays_no_statement_for_its_lease(monkeypatch: pytest.MonkeyPatch, store_url: str) -> None:
     """While the lease is fresh, every call makes the same statements, and none of them is about it."""
     monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", "600")
@@ -124,23 +116,23 @@ def test_a_call_pays_no_statement_for_its_lease(monkeypatch: pytest.MonkeyPatch,
     assert one * 51 <= len(statements) < one * 51 + 10  # and the end of the run
 
 
-def test_the_lease_is_renewed_while_something_is_open(guard: Guard, store_url: str, tmp_path: Path) -> None:
+def test_the_lease_is_renewed_while_something_is_open(guard: Guard, store_url: str, sql: Sql) -> None:
     """One thread for all guards of the process renews it until nothing is open, and then ends."""
     with Guard(store_url) as other, guard.run(id="a"), other.run(id="b"):
         assert len(_lease_threads()) == 1
-        (first,) = _rows(tmp_path, "select owner, until_us, beats from owners")
-        _until(lambda: _rows(tmp_path, "select beats from owners")[0][0] >= first[2] + 4)
-        ((owner, until, _),) = _rows(tmp_path, "select owner, until_us, beats from owners")
+        (first,) = sql("select owner, until_us, beats from owners")
+        _until(lambda: sql("select beats from owners")[0][0] >= first[2] + 4)
+        ((owner, until, _),) = sql("select owner, until_us, beats from owners")
         assert (owner, until > first[1]) == (first[0], True)
     _until(lambda: not _lease_threads())
     with guard.run(id="c"):
         assert len(_lease_threads()) == 1
-        assert _rows(tmp_path, "select until_us > ? from owners", time.time_ns() // 1000) == [(1,)]
+        assert sql("select until_us > ? from owners", (time.time_ns() // 1000,)) == [(1,)]
 
 
-def test_a_lease_that_ran_out_is_renewed_before_the_next_claim(guard: Guard, tmp_path: Path) -> None:
+def test_a_lease_that_ran_out_is_renewed_before_the_next_claim(guard: Guard, sql: Sql) -> None:
     """What begins after a pause is covered again before it is on disk."""
-    tool = guard.tool("act")(lambda: _rows(tmp_path, "select until_us > ? from owners", time.time_ns() // 1000))
+    tool = guard.tool("act")(lambda: sql("select until_us > ? from owners", (time.time_ns() // 1000,)))
     with guard.run(id="a"):
         pass
     time.sleep(TTL * 1.5)
@@ -148,31 +140,27 @@ def test_a_lease_that_ran_out_is_renewed_before_the_next_claim(guard: Guard, tmp
         assert tool() == [(1,)]
 
 
-def test_a_claim_after_a_long_sleep_renews_first(
-    monkeypatch: pytest.MonkeyPatch, store_url: str, tmp_path: Path
-) -> None:
+def test_a_claim_after_a_long_sleep_renews_first(monkeypatch: pytest.MonkeyPatch, store_url: str, sql: Sql) -> None:
     """A machine that was suspended inside a run: its next claim does not wait for the lease thread's next beat."""
     monkeypatch.setenv("SAGASPAN_LEASE_SECONDS", "600")
     with Guard(store_url) as guard, guard.run(id="a"):
-        connection = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
-        connection.execute("update owners set until_us = 1")
-        connection.close()
+        sql("update owners set until_us = 1")
         guard._engine.lease.lapse()
-        assert guard.tool("act")(lambda: _rows(tmp_path, "select until_us > 1 from owners"))() == [(1,)]
+        assert guard.tool("act")(lambda: sql("select until_us > 1 from owners"))() == [(1,)]
 
 
-def test_no_claim_is_on_disk_without_its_lease(worker: Worker, tmp_path: Path) -> None:
+def test_no_claim_is_on_disk_without_its_lease(worker: Worker, sql: Sql) -> None:
     """A crash between the lease and what it covers leaves a lease of nothing; the work is done once, by the next."""
     script = """
-    from sagaspan.stores.sqlite import SqliteStore
-    renew = SqliteStore.renew
+    Ledger = type(guard._store)
+    renew = Ledger.renew
     def renew_and_die(self, lease):
         if "BEFORE" in os.environ:
             die()
         renew(self, lease)
         if "AFTER" in os.environ:
             die()
-    SqliteStore.renew = renew_and_die
+    Ledger.renew = renew_and_die
     @guard.tool(effect="write")
     def act(): effect("act")
     with guard.run(id="a"):
@@ -180,12 +168,12 @@ def test_no_claim_is_on_disk_without_its_lease(worker: Worker, tmp_path: Path) -
     """
     for point in ("BEFORE", "AFTER"):
         assert worker.run(script, **{point: "1"}).returncode == -9
-        assert _rows(tmp_path, "select count(*) from runs") == [(0,)]
-    assert _rows(tmp_path, "select count(*) from owners") == [(1,)]
+        assert sql("select count(*) from runs") == [(0,)]
+    assert sql("select count(*) from owners") == [(1,)]
     assert worker.run(script).returncode == 0
     assert worker.effects == ["act"]
     uncovered = "select count(*) from runs where owner not in (select owner from owners)"
-    assert _rows(tmp_path, uncovered) == [(0,)]
+    assert sql(uncovered) == [(0,)]
 
 
 def test_the_thread_does_not_keep_the_interpreter_alive(worker: Worker) -> None:
@@ -197,7 +185,7 @@ def test_the_thread_does_not_keep_the_interpreter_alive(worker: Worker) -> None:
     assert time.monotonic() - started < 15
 
 
-def test_a_forked_child_answers_for_itself(worker: Worker, tmp_path: Path) -> None:
+def test_a_forked_child_answers_for_itself(worker: Worker, sql: Sql) -> None:
     """It has a lease and a thread of its own, the parent keeps its; no warning of threads that would be lost."""
     done = worker.start("""
     import warnings
@@ -221,7 +209,7 @@ def test_a_forked_child_answers_for_itself(worker: Worker, tmp_path: Path) -> No
     """)
     out, err = done.communicate(timeout=30)
     assert out == "well\n", err
-    assert _rows(tmp_path, "select count(*) from owners") == [(6,)]
+    assert sql("select count(*) from owners") == [(6,)]
 
 
 def test_a_forked_child_may_enter_a_run_that_its_parent_left(worker: Worker) -> None:
@@ -244,7 +232,7 @@ def test_a_forked_child_may_enter_a_run_that_its_parent_left(worker: Worker) -> 
     assert done.stdout == "True True\n", done.stderr
 
 
-def test_a_spawned_child_answers_for_itself(tmp_path: Path, store_url: str) -> None:
+def test_a_spawned_child_answers_for_itself(tmp_path: Path, store_url: str, sql: Sql) -> None:
     """Nothing of the parent's lease reaches it."""
     (tmp_path / "spawning.py").write_text("""
 import multiprocessing, os, sys
@@ -262,10 +250,11 @@ if __name__ == "__main__":
 """)
     done = subprocess.run([sys.executable, "spawning.py", store_url], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[0, 0]\n", done.stderr
-    assert _rows(tmp_path, "select count(*) from owners") == [(3,)]
+    assert sql("select count(*) from owners") == [(3,)]
 
 
-def test_what_could_not_be_settled_is_tried_again(guard: Guard, tmp_path: Path) -> None:
+@pytest.mark.of_sqlite("a full disk is its file's largest size")
+def test_what_could_not_be_settled_is_tried_again(guard: Guard, sql: Sql) -> None:
     """A settle that met a full disk is saved by the lease thread once there is room, without another call."""
 
     def fill(pages: int) -> None:
@@ -279,23 +268,20 @@ def test_what_could_not_be_settled_is_tried_again(guard: Guard, tmp_path: Path) 
     with guard.run(id="a"):
         assert len(guard.tool("act", effect="write")(act)()) == 9_000_000
         time.sleep(TTL)
-        assert _rows(tmp_path, "select state from calls") == [("running",)]
+        assert sql("select state from calls") == [("running",)]
         fill(2**30)
-        _until(lambda: _rows(tmp_path, "select state from calls") == [("done",)])
+        _until(lambda: sql("select state from calls") == [("done",)])
 
 
-def test_old_leases_are_forgotten(guard: Guard, store_url: str, tmp_path: Path) -> None:
+def test_old_leases_are_forgotten(guard: Guard, store_url: str, sql: Sql) -> None:
     """A lease that ended a day ago goes, unless it still covers something open."""
     with guard.run(id="a"):
         pass
-    connection = sqlite3.connect(tmp_path / "ledger.db")
     for owner in ("gone", "open"):
-        connection.execute("insert into owners values (?, 0, 1, 1, 1, 1)", (owner,))
-    connection.execute("update runs set state = 'running', owner = 'open'")
-    connection.commit()
-    connection.close()
+        sql("insert into owners values (?, 0, 1, 1, 1, 1)", (owner,))
+    sql("update runs set state = 'running', owner = 'open'")
     with Guard(store_url) as other, other.run(id="b"):
-        owners = {owner for (owner,) in _rows(tmp_path, "select owner from owners")}
+        owners = {owner for (owner,) in sql("select owner from owners")}
     assert "open" in owners
     assert "gone" not in owners
 
@@ -311,7 +297,7 @@ def test_a_lease_of_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, store_ur
 # -- judging -------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_stopped_past_its_lease_is_fenced(guard: Guard, worker: Worker, start: Any, tmp_path: Path) -> None:
+def test_a_process_stopped_past_its_lease_is_fenced(guard: Guard, worker: Worker, start: Any, sql: Sql) -> None:
     """Taken over while it was stopped, it may write nothing when it goes on; its late result is evidence."""
     slow = start(CONTAINER + SLOW)
     same = guard.tool("act", key="n", timeout=5)(lambda n: pytest.fail("ran"))
@@ -321,13 +307,13 @@ def test_a_process_stopped_past_its_lease_is_fenced(guard: Guard, worker: Worker
         same(1)
     report = guard.recover()
     assert [run.id for run in (*report.held, *report.needs_human)] == ["a"]
-    before = _rows(tmp_path, "select state, epoch, version from runs where id = 'a'")
+    before = sql("select state, epoch, version from runs where id = 'a'")
     assert before[0][:2] == ("held", 2)
     os.kill(slow.pid, signal.SIGCONT)
     out, err = slow.communicate("\n", timeout=20)
     assert out.split()[0] == "late-1", err  # who called it there has it
     assert out.split()[1] in ("RunClosed", "StoreUnavailable")
-    assert _rows(tmp_path, "select state, epoch, version from runs where id = 'a'") == before
+    assert sql("select state, epoch, version from runs where id = 'a'") == before
     assert same(1) == "late-1"
     assert worker.effects == ["act-1"]
     history = guard._store.audit_of("default", "a")
@@ -429,7 +415,7 @@ def test_a_recoverer_whose_clock_is_off_takes_nobody_over_early(
     assert out == "late-1\n"
 
 
-def test_a_real_container_is_judged_by_its_lease(guard: Guard, worker: Worker, tmp_path: Path) -> None:
+def test_a_real_container_is_judged_by_its_lease(guard: Guard, worker: Worker, sql: Sql) -> None:
     """In a real pid namespace of its own: left alone while it renews, in doubt once it is killed."""
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     try:
@@ -450,4 +436,4 @@ def test_a_real_container_is_judged_by_its_lease(guard: Guard, worker: Worker, t
     process.communicate()
     report = _until_held(guard)
     assert [run.id for run in report.needs_human] == ["a"]
-    assert _rows(tmp_path, "select count(*) from calls where state = 'unknown'") == [(1,)]
+    assert sql("select count(*) from calls where state = 'unknown'") == [(1,)]

@@ -71,13 +71,12 @@ def _decided(store_url: str) -> bool:
 
 
 @pytest.mark.parametrize("again", ["recover", "enter"])
-def test_a_crash_at_every_step(worker: Worker, store_url: str, tmp_path: Path, again: str) -> None:
+def test_a_crash_at_every_step(worker: Worker, store_url: str, again: str) -> None:
     """Once it was decided, what was left is undone and sent by whoever goes on; before, the block runs again."""
     decided = 0
     for step in range(1, 100):
         for side in sides(step, other=again == "enter"):
-            for file in (*tmp_path.glob("ledger.db*"), worker.effects_file):
-                file.unlink(missing_ok=True)
+            worker.begin_anew()
             assert worker.run(TRIP + "first()").returncode == 0
             died = worker.run(AGAIN, CRASH=f"{side} {step}")
             if died.returncode == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sqlite3
 import subprocess
 import time
 from collections import Counter
@@ -15,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from sagaspan import Applied, CompensationFailed, ConfigurationError, Guard, Recovery
-from tests.conftest import Worker
+from sagaspan import Applied, CompensationFailed, ConfigurationError, Guard, Recovery, _saga
+from sagaspan.testing import World
+from tests.conftest import Sql, Worker
 from tests.faults.test_crashes import CRASH_AT, _check_audit
 from tests.nursery import Forked
 
@@ -256,12 +256,11 @@ RECOVERER = CRASH_AT + TRIP + "report = guard.recover()\nprint(commits)\n"
 
 
 @pytest.mark.parametrize("undoing", [False, True])
-def test_a_recoverer_that_dies_is_recovered(worker: Worker, tmp_path: Path, store_url: str, undoing: bool) -> None:
+def test_a_recoverer_that_dies_is_recovered(worker: Worker, store_url: str, undoing: bool) -> None:
     """Killed at every commit in turn, recovery is finished by the next: each step is undone, the older one last."""
     for step in range(1, 100):
         for side in ("before", "after"):
-            for file in (*tmp_path.glob("ledger.db*"), worker.effects_file):
-                file.unlink(missing_ok=True)
+            worker.begin_anew()
             if undoing:
                 _died(worker, "trip('a', end=fail)", DIE_UNDOING="a-hotel")
             else:
@@ -320,6 +319,41 @@ print(*(run.id for run in report.compensated))
     assert set(_status(store_url).values()) == {"compensated"}
     assert Counter(worker.effects) == {f"{what}-r{n}": 1 for what in ("book", "undo") for n in range(runs)}
     _check_audit(store_url)
+
+
+def test_who_meets_another_recoverer_goes_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others have taken meanwhile is left out at once, and not tried one by one."""
+    tried: list[bool] = []
+    take_over = _saga.take_over
+
+    async def counted(*args: Any, **more: Any) -> Any:
+        taken = await take_over(*args, **more)
+        tried.append(taken is not None)
+        return taken
+
+    def work(world: World, job: Callable[[Guard, Any], Any], undone: Callable[[], Any] = lambda: None) -> Any:
+        with Guard(world.store) as guard:
+            return job(guard, guard.tool("book", compensate=lambda n: undone())(lambda n: world.effect("booked")))
+
+    def leave(guard: Guard, book: Any) -> None:
+        for n in range(6):
+            guard.run("trip", id=f"r{n}", on_interrupt="compensate", nested=False).__enter__()
+            book(n)
+
+    def recover(guard: Guard, _: Any) -> list[str]:
+        return [run.id for run in guard.recover().compensated]
+
+    monkeypatch.setattr(_saga, "take_over", counted)
+    with World() as world:
+        world.process(lambda world: work(world, leave), die_at="book: after settle (6)")
+        others: list[str] = []
+
+        def meanwhile() -> None:  # while the first one undoes a run, another one recovers all the others
+            others.extend(world.process(lambda world: work(world, recover)))
+
+        mine = world.process(lambda world: work(world, recover, meanwhile))
+    assert (len(mine), len(others)) == (1, 5)
+    assert tried == [*[True] * 6, False]
 
 
 def test_a_nested_run_is_left_to_the_one_it_is_in(worker: Worker, store_url: str) -> None:
@@ -486,14 +520,14 @@ def test_a_compensation_that_works_again_is_finished_by_recovery(worker: Worker,
 # -- how it is asked -----------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_changes_nothing(worker: Worker, tmp_path: Path) -> None:
+def test_a_dry_run_changes_nothing(worker: Worker, sql: Sql) -> None:
     """It names what would be done, and does not even mark a call as in doubt."""
     _died(worker, "trip('undone')")
     _died(worker, "trip('kept', 'hold')")
     _died(worker, "trip('doubtful')", DIE_BOOKING="doubtful-hotel")
     _died(worker, NESTED)
     before = worker.effects
-    rows = _rows(tmp_path)
+    rows = _rows(sql)
     done = worker.run(
         TRIP
         + """
@@ -506,17 +540,11 @@ print(len(report.in_doubt), bool(report))
     assert done.stdout.splitlines() == [
         "compensated inner outer undone", "held kept", "needs_human doubtful", "queued", "1 True"
     ], done.stderr  # fmt: skip
-    assert (worker.effects, _rows(tmp_path)) == (before, rows)
+    assert (worker.effects, _rows(sql)) == (before, rows)
 
 
-def _rows(tmp_path: Path) -> list[Any]:
-    connection = sqlite3.connect(tmp_path / "ledger.db")
-    try:
-        return connection.execute(
-            "select id, state, version from runs union select id, state, version from calls"
-        ).fetchall()
-    finally:
-        connection.close()
+def _rows(sql: Sql) -> list[Any]:
+    return sql("select id, state, version from runs union select id, state, version from calls")
 
 
 def test_only_so_many_and_only_so_old(worker: Worker, store_url: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
@@ -15,7 +17,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from sagaspan.exceptions import SchemaOutdated, StoreUnavailable
-from sagaspan.index import TraceIndex, sync
+from sagaspan.index import TraceIndex, Where, sync
 from sagaspan.telemetry import JsonLinesSpanProcessor
 
 from .lines import START, line, span, write
@@ -334,6 +336,7 @@ def test_kill_9_during_sync_loses_and_doubles_nothing(index: TraceIndex, tmp_pat
             process.send_signal(signal.SIGKILL)
     index.sync()
     assert names(index) == [f"s{number:05}" for number in range(2000)]
+    assert index.query("select spans from traces").rows == [(2000,)]
     assert not (tmp_path / ".staging").exists()
 
 
@@ -353,6 +356,7 @@ def test_concurrent_syncs_share_the_work(index: TraceIndex, tmp_path: Path) -> N
     for process in processes:
         process.join()
     assert len(names(index)) == 1000
+    assert index.query("select spans from traces").rows == [(1000,)]
 
 
 def test_a_damaged_index_names_its_remedy(index: TraceIndex, tmp_path: Path) -> None:
@@ -381,17 +385,6 @@ def test_an_index_of_a_newer_sagaspan_is_refused(index: TraceIndex, tmp_path: Pa
             ask()
 
 
-def test_an_index_of_an_older_sagaspan_is_made_anew(index: TraceIndex, tmp_path: Path) -> None:
-    """An older schema is rebuilt from the files; asked before that, it says to sync."""
-    write(tmp_path / "a.jsonl", *many(2))
-    index.sync()
-    _set_version(index.path, 0)
-    with pytest.raises(StoreUnavailable, match="sync first"):
-        index.query("select 1")
-    assert index.sync().spans == 2
-    assert len(names(index)) == 2
-
-
 def test_a_strangers_database_is_left_alone(index: TraceIndex, tmp_path: Path) -> None:
     """A DuckDB file without our tables is neither used nor deleted."""
     with duckdb.connect(str(index.path)) as connection:
@@ -405,9 +398,10 @@ def test_a_strangers_database_is_left_alone(index: TraceIndex, tmp_path: Path) -
 _HOLD = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
 
 
-def test_an_index_held_by_another_program_is_named(index: TraceIndex) -> None:
+def test_an_index_held_by_another_program_is_named(index: TraceIndex, tmp_path: Path) -> None:
     """A DuckDB shell that has the file open is told apart from damage."""
     index.sync()
+    write(tmp_path / "a.jsonl", *many(1))
     command = [sys.executable, "-c", _HOLD, str(index.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -416,3 +410,31 @@ def test_an_index_held_by_another_program_is_named(index: TraceIndex) -> None:
             index.sync()
         process.kill()
     index.sync()
+
+
+def test_a_full_disk_is_named_and_loses_nothing(index: TraceIndex, tmp_path: Path) -> None:
+    """The error is one of ours, what was there can be asked, and the rest comes with the next sync."""
+    write(tmp_path / "a.jsonl", *many(10))
+    index.sync()
+    write(tmp_path / "b.jsonl", *many(2000, first=10))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(StoreUnavailable, match="cannot be used"):
+            index.sync()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert index.query("select sum(spans) from traces").rows == [(10,)]
+    assert index.sync().spans == 2000
+    assert index.query("select sum(spans) from traces").rows == [(2010,)]
+    assert not (tmp_path / ".staging").exists()
+
+
+def test_a_clock_in_the_future_and_one_that_runs_backwards(index: TraceIndex, tmp_path: Path) -> None:
+    """Their spans are listed as they are, and hide no others."""
+    ahead = span(0, "ahead", trace=2, startTimeUnixNano=str(9 * 10**18), endTimeUnixNano=str(9 * 10**18 + 1))
+    back = span(1, "back", trace=3, endTimeUnixNano=str(START - 10**15))
+    write(tmp_path / "a.jsonl", line(ahead), line(back), line(span(2, "right", trace=4)))
+    assert index.sync().damaged == ()
+    assert [trace.name for trace in index.traces()] == ["ahead", "right", "back"]
+    assert [trace.name for trace in index.traces(Where(until=datetime(2100, 1, 1, tzinfo=UTC)))] == ["right", "back"]

@@ -12,21 +12,15 @@ from typing import Any
 import pytest
 
 from sagaspan import Budget, BudgetExceeded, ConfigurationError, Guard, OutcomeUnknown, RateLimited, RunClosed
-from sagaspan.stores._sqlite_budgets import usage_query
-from tests.conftest import Caller, Worker
+from sagaspan.stores._usage import usage_query
+from tests.conftest import Caller, Sql, Worker
 
 
-def _budgets(tmp_path: Path, columns: str = "scope, spent, reserved, overdraft") -> list[Any]:
-    with sqlite3.connect(tmp_path / "ledger.db") as connection:
-        return connection.execute(f"select {columns} from budgets order by scope, unit").fetchall()
+def _budgets(sql: Sql, columns: str = "scope, spent, reserved, overdraft") -> list[Any]:
+    return sql(f"select {columns} from budgets order by scope, unit")
 
 
-@pytest.fixture
-def store_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/ledger.db"
-
-
-def test_a_call_that_does_not_fit_is_refused_and_undoes_the_run(tmp_path: Path, store_url: str, caller: Caller) -> None:
+def test_a_call_that_does_not_fit_is_refused_and_undoes_the_run(sql: Sql, store_url: str, caller: Caller) -> None:
     """The third call of 1 USD does not fit under 2.50 USD: what was done is undone."""
     guard, undone = Guard(store_url), []
 
@@ -47,7 +41,7 @@ def test_a_call_that_does_not_fit_is_refused_and_undoes_the_run(tmp_path: Path, 
     assert "sagaspan budgets set run:s" in str(caught.value)
     assert undone == [1, 0]
     assert (guard.runs.get("s").status, guard.runs.get("s").reason) == ("compensated", "budget")
-    assert _budgets(tmp_path) == [("run:s", 2 * 10**9, 0, 0)]
+    assert _budgets(sql) == [("run:s", 2 * 10**9, 0, 0)]
 
 
 def test_a_swallowed_stop_still_ends_the_run(store_url: str) -> None:
@@ -116,7 +110,7 @@ def test_a_limit_set_at_run_time_holds_at_the_next_claim(store_url: str) -> None
         buy(5)
 
 
-def test_exactly_as_many_run_as_fit(tmp_path: Path, store_url: str) -> None:
+def test_exactly_as_many_run_as_fit(sql: Sql, store_url: str) -> None:
     """Of 32 threads at once, 10 run; at every snapshot spent + reserved stays under the cap."""
     guard, ran, refused = Guard(store_url, budgets={"tool:act": "10 calls"}), [], []
     barrier = threading.Barrier(32)
@@ -137,14 +131,14 @@ def test_exactly_as_many_run_as_fit(tmp_path: Path, store_url: str) -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        for cap, spent, reserved in _budgets(tmp_path, "cap, spent, reserved"):
+        for cap, spent, reserved in _budgets(sql, "cap, spent, reserved"):
             assert spent + reserved <= cap
     assert (len(ran), len(refused)) == (10, 22)
-    assert _budgets(tmp_path) == [("tool:act", 10, 0, 0)]
+    assert _budgets(sql) == [("tool:act", 10, 0, 0)]
 
 
 @pytest.mark.parametrize("tight", ["tenant:t", "user:u"])
-def test_nothing_is_reserved_if_one_scope_refuses(tmp_path: Path, store_url: str, tight: str) -> None:
+def test_nothing_is_reserved_if_one_scope_refuses(sql: Sql, store_url: str, tight: str) -> None:
     """All scopes of a call, or none."""
     guard = Guard(store_url, budgets={"user:u": "10 USD", "tenant:t": "10 USD", tight: "1 USD"})
 
@@ -154,10 +148,10 @@ def test_nothing_is_reserved_if_one_scope_refuses(tmp_path: Path, store_url: str
     with pytest.raises(BudgetExceeded) as caught, guard.run("r", user="u", tenant="t"):
         buy()
     assert caught.value.scope == tight
-    assert _budgets(tmp_path) == []
+    assert _budgets(sql) == []
 
 
-def test_a_call_in_doubt_keeps_its_reservation(tmp_path: Path, store_url: str) -> None:
+def test_a_call_in_doubt_keeps_its_reservation(sql: Sql, store_url: str) -> None:
     """It may have happened, so its money is not spent again, until somebody decides."""
     guard = Guard(store_url)
 
@@ -167,14 +161,14 @@ def test_a_call_in_doubt_keeps_its_reservation(tmp_path: Path, store_url: str) -
 
     with pytest.raises(TimeoutError), guard.run("r", id="r", budget="1 USD"):
         buy()
-    assert _budgets(tmp_path) == [("run:r", 0, 10**9, 0)]
+    assert _budgets(sql) == [("run:r", 0, 10**9, 0)]
     [call] = guard.runs.get("r").calls
     guard.calls.resolve(call.id, "did-not-happen", note="asked them")
-    assert _budgets(tmp_path) == [("run:r", 0, 0, 0)]
+    assert _budgets(sql) == [("run:r", 0, 0, 0)]
 
 
 @pytest.mark.parametrize(("outcome", "spent"), [("happened", 10**9), ("compensated", 10**9)])
-def test_what_happened_after_all_is_spent(tmp_path: Path, store_url: str, outcome: str, spent: int) -> None:
+def test_what_happened_after_all_is_spent(sql: Sql, store_url: str, outcome: str, spent: int) -> None:
     """A person's word settles the reservation too."""
     guard = Guard(store_url, budgets={"tool:buy": "1 USD"})
 
@@ -186,10 +180,10 @@ def test_what_happened_after_all_is_spent(tmp_path: Path, store_url: str, outcom
         buy()
     [call] = guard.calls.list()
     guard.calls.resolve(call.id, outcome, note="saw it")
-    assert _budgets(tmp_path) == [("tool:buy", spent, 0, 0)]
+    assert _budgets(sql) == [("tool:buy", spent, 0, 0)]
 
 
-def test_a_failed_call_gives_back_its_money_and_counts(tmp_path: Path, store_url: str) -> None:
+def test_a_failed_call_gives_back_its_money_and_counts(sql: Sql, store_url: str) -> None:
     """A call that provably did not happen costs nothing, and was a call."""
     guard = Guard(store_url, budgets={"tool:buy": ["5 USD", "5 calls"]})
 
@@ -201,10 +195,10 @@ def test_a_failed_call_gives_back_its_money_and_counts(tmp_path: Path, store_url
 
     with pytest.raises(Declined):
         buy()
-    assert _budgets(tmp_path, "unit, spent, reserved") == [("USD", 0, 0), ("calls", 1, 0)]
+    assert _budgets(sql, "unit, spent, reserved") == [("USD", 0, 0), ("calls", 1, 0)]
 
 
-def test_more_than_reserved_is_overdraft(tmp_path: Path, store_url: str) -> None:
+def test_more_than_reserved_is_overdraft(sql: Sql, store_url: str) -> None:
     """What a call cost beyond the cap admits nothing until the budget is raised enough."""
     guard = Guard(store_url, budgets={"tool:ask": "3 USD"})
 
@@ -213,15 +207,15 @@ def test_more_than_reserved_is_overdraft(tmp_path: Path, store_url: str) -> None
         return n
 
     assert ask(5) == 5
-    assert _budgets(tmp_path) == [("tool:ask", 3 * 10**9, 0, 2 * 10**9)]
+    assert _budgets(sql) == [("tool:ask", 3 * 10**9, 0, 2 * 10**9)]
     with pytest.raises(BudgetExceeded):
         ask(1)
     guard.set_budget("tool:ask", "6 USD")
     assert ask(1) == 1
-    assert _budgets(tmp_path) == [("tool:ask", 6 * 10**9, 0, 0)]
+    assert _budgets(sql) == [("tool:ask", 6 * 10**9, 0, 0)]
 
 
-def test_an_overdraft_counts_against_what_becomes_free(tmp_path: Path, store_url: str) -> None:
+def test_an_overdraft_counts_against_what_becomes_free(sql: Sql, store_url: str) -> None:
     """Money that a failed call gives back pays for the overdraft first."""
     guard = Guard(store_url, budgets={"tool:*": "100 USD", "user:u": "3 USD"})
 
@@ -235,14 +229,14 @@ def test_an_overdraft_counts_against_what_becomes_free(tmp_path: Path, store_url
         ask(0)
     with guard.run("s", user="u"):
         ask(3)
-    assert _budgets(tmp_path, "spent, reserved, overdraft")[-1] == (2 * 10**9, 10**9, 10**9)
+    assert _budgets(sql, "spent, reserved, overdraft")[-1] == (2 * 10**9, 10**9, 10**9)
     [call] = guard.runs.get("r").calls
     guard.calls.resolve(call.id, "did-not-happen", note="asked them")
     with pytest.raises(BudgetExceeded), guard.run("t", user="u"):
         ask(1)
 
 
-def test_a_soft_budget_refuses_nothing(tmp_path: Path, store_url: str) -> None:
+def test_a_soft_budget_refuses_nothing(sql: Sql, store_url: str) -> None:
     """It is counted only."""
     guard = Guard(store_url, budgets={"tool:act": Budget("1 calls", hard=False)})
 
@@ -251,7 +245,7 @@ def test_a_soft_budget_refuses_nothing(tmp_path: Path, store_url: str) -> None:
         return n
 
     assert [act(n) for n in range(3)] == [0, 1, 2]
-    assert _budgets(tmp_path) == [("tool:act", 3, 0, 0)]
+    assert _budgets(sql) == [("tool:act", 3, 0, 0)]
 
 
 def test_at_most_so_many_calls_a_run(store_url: str) -> None:
@@ -531,13 +525,14 @@ def test_a_limit_that_another_thread_has_read_is_no_closed_run(store_url: str, m
     assert guard.usage(tool="act").calls == 2
 
 
+@pytest.mark.of_sqlite("its plans of queries")
 @pytest.mark.parametrize("by", [None, "agent", "user", "model", "tool"])
 @pytest.mark.parametrize("which", [{}, {"user": "42"}])
 def test_usage_since_then_reads_no_older_calls(store_url: str, by: str | None, which: dict[str, str]) -> None:
     """However many there are: the plan of the database goes by an index of the time."""
     with Guard(store_url) as guard:
         guard.usage()
-        query, values = usage_query("default", which, 1, by)
+        query, values = usage_query("default", which, 1, by, steers=True)
         with contextlib.closing(sqlite3.connect(store_url.removeprefix("sqlite:///"))) as connection:
             plan = [row[3] for row in connection.execute(f"explain query plan {query}", values)]
     assert any(line.startswith("SEARCH c USING INDEX calls_by_creation (created_us>?") for line in plan), plan

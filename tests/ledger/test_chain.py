@@ -24,6 +24,8 @@ _FIELDS = (
     "seq, number, at_us, namespace, run_id, call_id, approval_id, event, from_state, to_state, actor, digest, detail"
 )
 
+pytestmark = pytest.mark.of_sqlite("reads its file")
+
 
 def chains(path: Path) -> dict[str, list[str]]:
     """The events of each chain, recomputed by hand from what ``docs/audit.md`` says, and from nothing of ours."""

@@ -24,7 +24,7 @@ from sagaspan import (
     RunClosed,
     StoreUnavailable,
 )
-from tests.conftest import Caller
+from tests.conftest import Caller, Sql
 
 
 class Declined(Exception):
@@ -237,22 +237,6 @@ def test_a_race_for_a_failed_record_runs_one_body_at_a_time(guard: Guard) -> Non
     assert (problems, worst) == ([], [1])
 
 
-def test_processes_join_an_equal_call(guard: Guard, worker: Any) -> None:
-    """Two processes with the same business key: one body runs, the other waits for its result."""
-    script = """
-    @guard.tool(key="order")
-    def pay(order):
-        effect("pay")
-        time.sleep(0.5)
-        return os.getpid()
-    print(pay("o1"))
-    """
-    processes = [worker.start(script) for _ in range(3)]
-    answers = {process.communicate(timeout=40) for process in processes}
-    assert worker.effects == ["pay"]
-    assert len(answers) == 1, answers
-
-
 def test_a_call_that_would_wait_for_itself(guard: Guard) -> None:
     """A call equal to one of its own ancestors raises ``LoopDetected`` at once, also after it was claimed again."""
 
@@ -384,6 +368,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sagaspan.stores.sqlite.BUSY_SECONDS", 0.1)
 
 
+@pytest.mark.of_sqlite("its one writer")
 def test_a_settle_that_fails(guard: Guard, caller: Caller, tmp_path: Path, impatient: None) -> None:
     """The caller still gets the result; nothing else is claimed until it is saved, and then it is there."""
     locks: list[Lock] = []
@@ -409,6 +394,7 @@ def test_a_settle_that_fails(guard: Guard, caller: Caller, tmp_path: Path, impat
     assert guard.runs.get("a").status == "completed"
 
 
+@pytest.mark.of_sqlite("its one writer")
 def test_nothing_is_claimed_before_what_ended_is_saved(guard: Guard, caller: Caller) -> None:
     """A result too large for a full disk: a claim that would fit is refused until that is saved, and then goes."""
 
@@ -464,6 +450,7 @@ def test_a_settle_that_failed_is_saved_at_the_end(
     assert (call.state, undone) == (("compensated", [1]) if leave == "error" else ("done", []))
 
 
+@pytest.mark.of_sqlite("its one writer")
 def test_an_unsaved_result_is_not_taken_for_a_dead_one(
     guard: Guard, store_url: str, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,6 +473,7 @@ def test_an_unsaved_result_is_not_taken_for_a_dead_one(
         assert same(1) == 1
 
 
+@pytest.mark.of_sqlite("its one writer")
 def test_a_store_that_fails_before_the_claim_starts_nothing(guard: Guard, tmp_path: Path, impatient: None) -> None:
     """No claim, no body: the error says that nothing was started."""
     act = guard.tool("act")(lambda: pytest.fail("ran"))
@@ -497,14 +485,12 @@ def test_a_store_that_fails_before_the_claim_starts_nothing(guard: Guard, tmp_pa
         assert run.calls == ()
 
 
-def test_a_worker_that_was_taken_over_claims_nothing(guard: Guard, tmp_path: Path) -> None:
+def test_a_worker_that_was_taken_over_claims_nothing(guard: Guard, sql: Sql) -> None:
     """Claims are fenced by the run's epoch: after a take-over the old worker's calls are refused."""
     act = guard.tool("act", effect="write")(lambda n: n)
     with pytest.raises(StoreUnavailable, match="taken over"), guard.run(id="a"):
         act(1)
-        with sqlite3.connect(tmp_path / "ledger.db") as connection:
-            connection.execute("update runs set epoch = epoch + 1, version = version + 1")
-        connection.close()
+        sql("update runs set epoch = epoch + 1, version = version + 1")
         with pytest.raises(RunClosed, match="taken over") as caught:
             act(2)
         assert caught.value.tool_ran == "no"
@@ -513,7 +499,7 @@ def test_a_worker_that_was_taken_over_claims_nothing(guard: Guard, tmp_path: Pat
 
 
 @pytest.mark.parametrize("before", ["new", "paused"])
-def test_a_worker_that_was_taken_over_opens_no_nested_run(guard: Guard, tmp_path: Path, before: str) -> None:
+def test_a_worker_that_was_taken_over_opens_no_nested_run(guard: Guard, sql: Sql, before: str) -> None:
     """What began in one would be undone by nobody: whoever took the outer run over does not know of it."""
     if before == "paused":
         with guard.run(id="a") as run:
@@ -521,9 +507,7 @@ def test_a_worker_that_was_taken_over_opens_no_nested_run(guard: Guard, tmp_path
                 inner.pause()
             run.pause()
     with pytest.raises(StoreUnavailable, match="taken over"), guard.run(id="a"):
-        with sqlite3.connect(tmp_path / "ledger.db") as connection:
-            connection.execute("update runs set epoch = epoch + 1, version = version + 1 where id = 'a'")
-        connection.close()
+        sql("update runs set epoch = epoch + 1, version = version + 1 where id = 'a'")
         with pytest.raises(RunClosed, match="was taken over by another worker"), guard.run("inner"):
             pytest.fail("it was entered")
     inner_run = guard.runs.get("a/inner#1")

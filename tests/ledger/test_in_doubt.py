@@ -1015,7 +1015,7 @@ def test_a_late_effect_of_a_run_that_failed_can_be_undone(guard: Guard) -> None:
 
 def test_an_effect_that_came_twice_is_undone_with_its_run(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     """While its first body runs on, a run waits to be undone; then both effects are."""
-    monkeypatch.setattr("sagaspan._run.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("sagaspan._leaving.GRACE_SECONDS", 0.2)
     undone = _late(guard, lambda call: guard.calls.resolve(call.id, "retry", note="once more"), before_late=Declined)
     assert (guard.runs.get("a").status, undone) == ("held", [])
     guard.recover()

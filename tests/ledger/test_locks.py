@@ -24,8 +24,7 @@ from sagaspan import (
     Run,
     RunClosed,
 )
-from sagaspan.ledger.store import LockChange
-from sagaspan.stores.sqlite import SqliteStore
+from sagaspan.ledger.store import LockChange, Store
 from tests.conftest import Caller, Worker
 
 
@@ -315,14 +314,14 @@ def test_all_locks_or_none(guard: Guard, bank: Bank) -> None:
 def test_the_locks_are_part_of_the_one_synced_commit(guard: Guard, bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim with locks is one commit, synced, like any other; a refused one names the lock that refused it."""
     commits = []
-    save = SqliteStore.commit
+    save = type(guard._store).commit
 
-    def commit(self: SqliteStore, changes: Any, *, synced: bool) -> Any:
+    def commit(self: Store, changes: Any, *, synced: bool) -> Any:
         commits.append((synced, [type(change).__name__ for change in changes], save(self, changes, synced=synced)))
         return commits[-1][2]
 
     with guard.run():
-        monkeypatch.setattr(SqliteStore, "commit", commit)
+        monkeypatch.setattr(type(guard._store), "commit", commit)
         bank.transfer("1", "2")
         assert [(synced, names) for synced, names, _ in commits] == [
             (True, ["CallChange", "LockChange", "LockChange"]), (False, ["CallChange"])
@@ -358,16 +357,16 @@ def test_a_run_that_comes_back_to_life_at_the_same_moment_has_its_lock(
     with guard.run(id="one"):
         tool("1")
     undo = threading.Thread(target=guard.compensate, args=("one",), daemon=True)
-    save = SqliteStore.commit
+    save = type(guard._store).commit
 
-    def commit(self: SqliteStore, changes: Any, *, synced: bool) -> Any:
+    def commit(self: Store, changes: Any, *, synced: bool) -> Any:
         if threading.current_thread() is not undo and not undoing.is_set():
             undo.start()
             assert undoing.wait(20)
         return save(self, changes, synced=synced)
 
     with guard.run(id="two"):
-        monkeypatch.setattr(SqliteStore, "commit", commit)
+        monkeypatch.setattr(type(guard._store), "commit", commit)
         with pytest.raises(LockConflict, match=r"held by the run 'one' .compensating"):
             bank.charge("1")
         go_on.set()
@@ -445,8 +444,8 @@ def _waiter(guard: Guard, caller: Caller, ran: list[str], **fields: Any) -> Call
 def test_a_call_waits_for_a_lock(guard: Guard, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that holds nothing waits however old the holder is, and goes on when that is over."""
     asked = threading.Semaphore(0)
-    look = SqliteStore.locks_named
-    monkeypatch.setattr(SqliteStore, "locks_named", lambda *args: (asked.release(), look(*args))[1])
+    look = type(guard._store).locks_named
+    monkeypatch.setattr(type(guard._store), "locks_named", lambda *args: (asked.release(), look(*args))[1])
     ran: list[str] = []
     need = _waiter(guard, caller, ran, lock_wait=60)
     other = guard.run(id="one")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sqlite3
 import sys
 import threading
 import time
 from pathlib import Path
 
 from sagaspan import BudgetExceeded, Guard
+from sagaspan.stores import connect
+from sagaspan.stores._reading import SqlReads
 
 THREADS = 64
 FITS = 10
@@ -28,7 +29,7 @@ def _wait_for(file: Path) -> None:
         time.sleep(0.002)
 
 
-def _say(folder: Path, name: str, text: str = "x") -> None:
+def say(folder: Path, name: str, text: str = "x") -> None:
     """One byte or line more in a file, whoever else writes to it."""
     descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with contextlib.closing(os.fdopen(descriptor, "w")) as file:
@@ -41,7 +42,7 @@ def crowd(url: str, folder: Path) -> None:
 
     @guard.tool(effect="write", cost="1 USD")
     def act() -> None:
-        _say(folder, "effects")
+        say(folder, "effects")
         time.sleep(0.05)  # so that what is reserved is seen
 
     def one(number: int) -> None:
@@ -49,7 +50,7 @@ def crowd(url: str, folder: Path) -> None:
             act()
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(THREADS)]
-    _say(folder, "ready")
+    say(folder, "ready")
     _wait_for(folder / "go")
     for thread in threads:
         thread.start()
@@ -59,13 +60,13 @@ def crowd(url: str, folder: Path) -> None:
 
 def watch(url: str, folder: Path) -> None:
     """Read the books of every budget again and again; tell of each that does not hold, and of how many were read."""
-    path = url.removeprefix("sqlite:///")
     seen, wrong, used = 0, [], set()
     until = time.monotonic() + SECONDS
-    with contextlib.closing(sqlite3.connect(path, timeout=SECONDS)) as connection:
-        _say(folder, "ready")
+    with contextlib.closing(connect(url)) as store:
+        assert isinstance(store, SqlReads)
+        say(folder, "ready")
         while not (folder / "over").exists() and time.monotonic() < until:
-            rows = connection.execute("select scope, cap, spent, reserved, overdraft from budgets").fetchall()
+            rows = store._fetch("select scope, cap, spent, reserved, overdraft from budgets", ())
             seen += 1
             used |= {(spent > 0, reserved > 0) for _, _, spent, reserved, _ in rows}
             wrong += [row for row in rows if row[2] + row[3] + row[4] > row[1] or min(row[1:]) < 0]
@@ -79,7 +80,7 @@ def spend(url: str, folder: Path) -> None:
 
     @guard.tool(effect="write", cost="1 USD")
     def act(number: int, thread: int) -> None:
-        _say(folder, "effects")
+        say(folder, "effects")
 
     def one(thread: int) -> None:
         with guard.run("r", tenant="acme"):

@@ -2,6 +2,7 @@
 
     uv run --all-extras python -m tests.proofs.model                   # 20,000 histories (the full form)
     uv run --all-extras python -m tests.proofs.model --cases 2000      # the bounded one
+    uv run --all-extras python -m tests.servers -- python -m tests.proofs.model --store postgres --cases 200
 
 Hypothesis makes up the histories (``model_machine``), of played processes (``model_world``) on the real ledger, and
 compares that with what really happened. The same seed lives the same histories. At the end it says which transitions of
@@ -12,6 +13,7 @@ breaks a rule is cut down to the shortest one, and printed as the calls that lea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -26,6 +28,8 @@ from pathlib import Path
 from typing import Final
 
 from sagaspan.ledger.transitions import CALL_TABLE, RUN_TABLE
+from sagaspan.testing import ledgers_on
+from tests.proofs import STORE, server_of
 from tests.proofs.model_machine import Transition, live
 
 FULL_CASES: Final = 20_000
@@ -59,21 +63,22 @@ def every_transition() -> list[Transition]:
     return [*calls, *runs]
 
 
-def live_part(seed: str, cases: int) -> Lived:
+def live_part(seed: str, cases: int, server: str | None = None) -> Lived:
     """One part, in a process of its own."""
     try:
-        return Lived(reached=live(cases, seed))
+        with ledgers_on(server) if server else contextlib.nullcontext():
+            return Lived(reached=live(cases, seed))
     except Exception:
         return Lived(wrong=traceback.format_exc())
 
 
-def live_all(cases: int, *, seed: str, jobs: int) -> Iterator[Lived]:
+def live_all(cases: int, *, seed: str, jobs: int, server: str | None = None) -> Iterator[Lived]:
     """All parts of ``cases`` histories, ``jobs`` at a time; says how far it is, and what is wrong once it is known."""
     sizes = [min(PART_CASES, cases - begun) for begun in range(0, cases, PART_CASES)]
     seeds = [f"{seed}/{number}" for number in range(len(sizes))]
     started, over = time.monotonic(), 0
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for part, size in zip(pool.map(live_part, seeds, sizes), sizes, strict=True):
+        for part, size in zip(pool.map(live_part, seeds, sizes, [server] * len(sizes)), sizes, strict=True):
             over += size
             if part.wrong:
                 print(f"\n{part.wrong}", flush=True)
@@ -102,10 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=FULL_CASES, help="histories to live")
     parser.add_argument("--seed", default="0", help="which ones")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="processes that live them")
+    parser.add_argument("--store", help=STORE)
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     print(f"{options.cases} histories, --seed {options.seed}", flush=True)
-    parts = list(live_all(options.cases, seed=options.seed, jobs=options.jobs))
+    parts = list(live_all(options.cases, seed=options.seed, jobs=options.jobs, server=server_of(options.store)))
     reached: Counter[Transition] = sum((part.reached for part in parts), Counter())
     wrong = [part.wrong for part in parts if part.wrong]
     for step in every_transition():

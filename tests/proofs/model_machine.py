@@ -45,7 +45,7 @@ from sagaspan.ledger.records import CallRecord
 from sagaspan.ledger.records import Phase as CallPhase
 from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.testing import Crash, assert_history, frozen_clock
-from sagaspan.testing._stores import leave, quick_store, temporary_folder
+from sagaspan.testing._stores import leave, temporary_ledger
 from tests.proofs.model_kinds import (
     HOUR,
     RUNS,
@@ -86,7 +86,7 @@ class Histories(RuleBasedStateMachine):
         self.clock = self.open.enter_context(frozen_clock(START))
         ids = itertools.count()  # of records: the same history has the same ones, in their order
         self.open.enter_context(mock.patch("os.urandom", lambda size: next(ids).to_bytes(size, "big")))
-        self.ledger = quick_store(self.open.enter_context(temporary_folder()))
+        self.ledger = self.open.enter_context(temporary_ledger())()
         self.open.callback(leave, self.ledger)
         self.world = World(self.clock, self.ledger, dict(zip(TOOLS, declared, strict=True)))
         self.recorded: list[CallRecord] = []

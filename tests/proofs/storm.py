@@ -2,6 +2,8 @@
 
     uv run --all-extras python -m tests.proofs.storm                             # 12 workers, 3,000 orders a pass
     uv run --all-extras python -m tests.proofs.storm --workers 4 --orders 50     # bounded
+    uv run --all-extras python -m tests.servers -- python -m tests.proofs.storm --store postgres
+    uv run --all-extras python -m tests.proofs.storm --restarts 12               # of a PostgreSQL server of its own
 
 One pass for each kind of provider (see ``storm_provider``), and one without the library: the control arm. Workers take
 orders from a queue that delivers at least once, while others are killed (SIGKILL), or stopped and woken again;
@@ -9,8 +11,9 @@ recoverers run beside, and are killed too. A third of the workers is in containe
 person looks at the provider's books and says what became of what needs one.
 
 It fails unless, with the library, no step of an order was in force twice and none was undone before it was done; every
-order is shipped, or undone if it was declined; every doubt on record was decided, and by what; and nothing runs, holds
-a lock or waits for anybody. And unless the control arm charged somebody twice: else the storm proves nothing.
+order is shipped, or undone if it was declined; every doubt on record was decided, and by what; the budget has each
+charge, once; and nothing runs, holds a lock or waits for anybody. And unless the control arm charged somebody twice:
+else the storm proves nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +35,12 @@ from typing import Final
 from sagaspan import Guard
 from sagaspan.ledger.judgement import LOST
 from sagaspan.ledger.records import AuditRow
+from sagaspan.ledger.resolution import PERMITTED
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.testing import assert_settled
-from tests.proofs import storm_provider
+from tests.proofs import STORE, ledger_on, server_of, storm_provider
 from tests.proofs.storm_provider import KINDS, UNDO
+from tests.proofs.storm_server import restarted
 from tests.proofs.storm_shop import STEPS, TOLD, Shop, run_id
 from tests.proofs.storm_worker import (
     Place,
@@ -70,6 +75,7 @@ class Figures:
     deliveries: int = 0
     killed: int = 0
     stopped: int = 0
+    restarts: int = 0
     requests: int = 0
     bad_answers: int = 0
     doubts: int = 0
@@ -150,8 +156,15 @@ class Processes:
             del self._jobs[pid]
 
 
-def run_pass(arm: str, *, orders: int, workers: int, seed: int, limit: float, say: Callable[[str], None]) -> Pass:
-    """One pass of the storm; ``limit``: seconds after which what is not over is lost."""
+def run_pass(
+    arm: str, *, orders: int, workers: int, seed: int, limit: float, say: Callable[[str], None],
+    store: str | None = None, disturb: Callable[[float], None] = lambda _: None,
+) -> Pass:  # fmt: skip
+    """One pass of the storm.
+
+    ``limit``: seconds after which what is not over is lost; ``store``: the URL of an empty ledger, else a new file;
+    ``disturb`` is told again and again which share of the orders is over, and does something to the ledger's server.
+    """
     names = [str(number) for number in range(orders)]
     declined = frozenset(name for name in names if int(name) % DECLINED_EVERY == 0)
     figures = Figures(arm=arm, orders=orders)
@@ -163,12 +176,12 @@ def run_pass(arm: str, *, orders: int, workers: int, seed: int, limit: float, sa
         queue.fill(names)
         del queue  # not over a fork
         provider, port = storm_provider.start(seed, kind, declined)
-        place = Place(folder=folder, port=port, kind=kind)
+        place = Place(folder=folder, port=port, kind=kind, store=store or f"sqlite:///{folder / 'ledger.db'}")
         seeded = random.Random(f"{seed}:{arm}")
         processes = Processes(folder, seeded)
         alone = _start(processes, place, arm, workers)
         try:
-            _storm(processes, place, workers, seeded, started + limit, say)
+            _storm(processes, place, workers, seeded, started + limit, say, disturb)
         finally:
             for pid in alone:
                 os.kill(pid, signal.SIGKILL)
@@ -202,8 +215,9 @@ def _start(processes: Processes, place: Place, arm: str, workers: int) -> list[i
 
 
 def _storm(
-    processes: Processes, place: Place, workers: int, seeded: random.Random, deadline: float, say: Callable[[str], None]
-) -> None:
+    processes: Processes, place: Place, workers: int, seeded: random.Random, deadline: float,
+    say: Callable[[str], None], disturb: Callable[[float], None],
+) -> None:  # fmt: skip
     """Strike until nearly all orders are over; the last ones are left in peace, so that the storm has an end."""
     queue = Queue(place.folder)
     total = left = queue.left()
@@ -217,6 +231,7 @@ def _storm(
         else:
             processes.wake()
             time.sleep(0.1)
+        disturb(1 - left / total)
         if time.monotonic() - told > 5:
             told = time.monotonic()
             say(f"  {total - left} of {total} orders are over; {processes.killed} killed, {processes.stopped} stopped")
@@ -229,7 +244,7 @@ Books = Sequence[dict[str, str]]
 
 def _judge(done: Pass, place: Place, arm: str, orders: Sequence[str], declined: frozenset[str]) -> None:
     if arm != CONTROL:
-        with Guard(place.store) as guard:
+        with place.guard() as guard:
             Shop(guard, place.client, place.kind)
             for _ in range(5):  # what the last workers left, as after any storm
                 guard.recover()
@@ -238,6 +253,7 @@ def _judge(done: Pass, place: Place, arm: str, orders: Sequence[str], declined: 
             done.wrong += wrong_orders(guard, told["books"], orders, declined)
             done.figures.lost = len(done.wrong)
             _check_ledger(guard, done)
+            _check_budget(guard, done, told["books"])
     else:
         told = place.client.books()
     check_books(done, told["books"], arm)
@@ -318,6 +334,24 @@ def _check_ledger(guard: Guard, done: Pass) -> None:
         _explain(done, run.id, guard._store.audit_of(run.namespace, run.id))
 
 
+def _check_budget(guard: Guard, done: Pass, books: Books) -> None:
+    """The books of the budget are what the calls say, and those have each charge of the provider's books once.
+
+    An attempt in doubt of which a person said neither, but permitted another one, may have cost something, and counts.
+    """
+    done.wrong += [f"the books of the budgets differ from the calls: {found}" for found in guard.budgets.fsck()]
+    charges = {call.id for call in guard.calls.list(limit=1_000_000, open=False) if call.tool == "charge"}
+    rows = (row for run in guard.runs.list(limit=1_000_000) for row in guard._store.audit_of("default", run.id))
+    permitted = sum(row.detail == PERMITTED for row in rows if row.call_id in charges)
+    charged = sum(entry["what"] == "charge" for entry in books)
+    for account in guard.budgets.list("tenant:shop"):
+        if (account.spent, account.reserved) != (charged + permitted, 0):
+            done.wrong.append(
+                f"{charged} charges, and {permitted} attempts that were permitted in doubt, cost the shop "
+                f"{account.spent}, and {account.reserved} is reserved"
+            )
+
+
 def _explain(done: Pass, run: str, rows: Sequence[AuditRow]) -> None:
     """Pair each doubt of a run with what decided it."""
     open_doubts: dict[str, str] = {}
@@ -354,15 +388,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arms", default=",".join((*KINDS, CONTROL)), help="which passes")
     parser.add_argument("--seed", type=int, default=None, help="decides the provider's moods and who is struck")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which a pass is given up")
+    parser.add_argument("--store", help=STORE)
+    parser.add_argument("--restarts", type=int, default=0, help="how often a PostgreSQL server of its own is restarted")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     passes = []
     for arm in options.arms.split(","):
         _say(f"{arm}: {options.orders} orders, {options.workers} workers, --seed {seed}")
-        passes.append(
-            run_pass(arm, orders=options.orders, workers=options.workers, seed=seed, limit=options.limit, say=_say)
-        )
+        with restarted(options.restarts, _say) as server, ledger_on(server.url or server_of(options.store)) as store:
+            done = run_pass(arm, orders=options.orders, workers=options.workers, seed=seed, limit=options.limit,
+                            say=_say, store=store, disturb=server)  # fmt: skip
+            done.figures.restarts = server.done
+            if server.left:
+                done.wrong.append(f"{server.left} of the restarts never came: the storm was over before")
+            passes.append(done)
         for problem in passes[-1].wrong[:20]:
             _say(f"  VIOLATION {problem}")
     _table(passes)

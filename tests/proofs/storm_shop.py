@@ -53,7 +53,7 @@ class Shop:
             what: self._tool(what, **shield, **({"probe": self._probe(what)} if kind == "status" else {}), **more)
             for what, more in {
                 "reserve": {"compensate": self._undo("reserve"), "lock": customer, "lock_wait": 1.0},
-                "charge": {"compensate": self._undo("charge"), "key": lambda order: order},
+                "charge": {"compensate": self._undo("charge"), "key": lambda order: order, "cost": "1 USD"},
                 "ship": {"compensate": self._undo("ship"), "marks_sending": True},
                 TOLD: {"defer": True},
             }.items()
@@ -115,7 +115,7 @@ class Shop:
         return run is not None and any(call.tool == "ship" and "Declined" in (call.error or "") for call in run.calls)
 
     def _run(self, order: str, *, reopen: bool) -> None:
-        run = self.guard.run("order", id=run_id(order), on_interrupt=on_interrupt(order), reopen=reopen)
+        run = self.guard.run("order", id=run_id(order), tenant="shop", on_interrupt=on_interrupt(order), reopen=reopen)
         if self.is_async:
             asyncio.run(self._async_steps(run, order))
         else:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sagaspan import CallInfo, Guard, SagaspanError
+from sagaspan import CallInfo, Guard, SagaspanError, StoreUnavailable
 from sagaspan import _owner as owner
 from sagaspan.ledger.resolution import going_on
 from tests.proofs.storm_provider import UNDO, Client
@@ -27,6 +27,8 @@ VISIBLE_SECONDS: Final = 1.5
 """How long an order that was taken is nobody else's; whoever takes longer is worked beside."""
 
 LEASE_SECONDS: Final = "1.0"
+BUDGETS: Final = {"tenant:shop": "1000000 USD"}
+"""Every charge costs the shop a dollar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +38,16 @@ class Place:
     folder: Path
     port: int
     kind: str
-
-    @property
-    def store(self) -> str:
-        """The URL of the ledger."""
-        return f"sqlite:///{self.folder / 'ledger.db'}"
+    store: str
 
     @property
     def client(self) -> Client:
         """A client of the provider."""
         return Client(self.port)
+
+    def guard(self) -> Guard:
+        """A guard of its own on the ledger."""
+        return Guard(self.store, budgets=BUDGETS)
 
 
 class Queue:
@@ -130,16 +132,18 @@ def worker(place: Place, *, is_async: bool, elsewhere: str | None) -> Callable[[
         if elsewhere is not None:
             owner._pid_namespace = lambda: elsewhere
         queue = Queue(place.folder)
-        with Guard(place.store) as guard:
+        with place.guard() as guard:
             shop = Shop(guard, place.client, place.kind, is_async=is_async)
             for _ in _while_there_is_work(queue, 0.0):
                 order = queue.take()
                 if order is None:
                     time.sleep(0.05)
-                elif shop.work(order):
-                    queue.over(order)
-                else:
-                    queue.put_back(order, 0.3 + 0.4 * random.random())
+                    continue
+                with contextlib.suppress(StoreUnavailable):  # its server is being restarted: the order comes again
+                    if shop.work(order):
+                        queue.over(order)
+                    else:
+                        queue.put_back(order, 0.3 + 0.4 * random.random())
 
     return job
 
@@ -165,7 +169,7 @@ def recoverer(place: Place) -> Callable[[], None]:
     """Go on after the workers that died."""
 
     def job() -> None:
-        with Guard(place.store) as guard:
+        with place.guard() as guard:
             Shop(guard, place.client, place.kind)
             for _ in _while_there_is_work(Queue(place.folder), 0.25):
                 with contextlib.suppress(SagaspanError):
@@ -181,10 +185,11 @@ def person(place: Place) -> Callable[[], None]:
     """Somebody who looks at the provider's books, and says of what needs a person whether it happened."""
 
     def job() -> None:
-        with Guard(place.store) as guard:
+        with place.guard() as guard:
             Shop(guard, place.client, place.kind)
             for _ in _while_there_is_work(Queue(place.folder), 0.25):
-                look_at_everything(guard, place.client)
+                with contextlib.suppress(StoreUnavailable):
+                    look_at_everything(guard, place.client)
 
     return job
 

@@ -38,12 +38,11 @@ def _until(file: Path, size: int, *processes: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(store_url: str) -> str:
     """A ledger that exists."""
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    with Guard(url) as guard:
+    with Guard(store_url) as guard:
         guard.calls.list()
-    return url
+    return store_url
 
 
 def test_exactly_as_many_run_as_fit(tmp_path: Path, url: str) -> None:

@@ -2,7 +2,8 @@
 
 The points x {no protection, downstream key, authoritative probe, lagging probe} x {played, SIGKILL} x {sync, async};
 then the points of who goes on after a death, and of who recovers it. A killed child's effects are counted here, in
-another process. The normal suite kills a sample of the children, ``SAGASPAN_PROOFS=full`` all of them.
+another process. The normal suite kills a sample of the children, and of the asynchronous callers, whose steps are the
+same, dies at every other point, the others under the next protection; ``SAGASPAN_PROOFS=full`` leaves nothing out.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from sagaspan.testing import (
     frozen_clock,
 )
 from tests.conftest import Caller
-from tests.proofs import FULL
+from tests.proofs import FULL, ON_A_SERVER
 
 Protection = Literal["none", "key", "probe", "lagging probe"]
 PROTECTIONS: tuple[Protection, ...] = ("none", "key", "probe", "lagging probe")
 LAG = 60.0
-SAMPLE = 8  # of the children, every so many
+SAMPLE = 8  # of the children, every so many; and of all of them on a server
+
+pytestmark = pytest.mark.of_every_store
 
 
 class Declined(Exception):
@@ -135,17 +138,21 @@ def clock() -> Iterator[Any]:
         yield clock
 
 
-def _matrix(kill: bool, **fields: Any) -> list[Any]:
-    cases = []
+def _matrix(**fields: Any) -> list[Any]:
+    """Deaths that are played, then those by SIGKILL, at the points of one recording."""
+    played, killed = [], []
     for number, protection in enumerate(PROTECTIONS):
         for kind in ("sync", "async"):
             order = Order(protection, kind, **fields)
-            points = crash_points(_quietly(order), kill=kill)
-            offset = 2 * number + (kind == "async")
-            for at, crash in enumerate(points):
-                if FULL or not kill or (at + offset) % SAMPLE == 0:
-                    cases.append(pytest.param(order, crash, id=f"{order}, {crash.__name__}"))
-    return cases
+            offset = 3 * number + (kind == "async")
+            for at, crash in enumerate(crash_points(_quietly(order))):
+                here = 3 * SAMPLE if ON_A_SERVER else 2 if kind == "async" else 1
+                if FULL or (at + offset) % here == 0:
+                    played.append(pytest.param(order, crash, id=f"{order}, {crash.__name__}"))
+                if FULL or (at + offset) % (3 * SAMPLE if ON_A_SERVER else SAMPLE) == 0:
+                    kill = CrashPoint(_quietly(order), crash.name, before=None, kill=True)
+                    killed.append(pytest.param(order, kill, id=f"{order}, {kill.__name__}"))
+    return played + killed
 
 
 def _quietly(order: Order) -> Callable[[World], None]:
@@ -205,7 +212,7 @@ def _check_end(order: Order, world: World, *, deaths: int = 1) -> None:
         assert [effects[what] for what in ("charge", "pack", "ship")] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("order", "crash"), [*_matrix(False), *_matrix(True)])
+@pytest.mark.parametrize(("order", "crash"), _matrix())
 def test_an_order_is_done_once_wherever_its_process_dies(order: Order, crash: CrashPoint, clock: Any) -> None:
     """Started again, it is completed and each effect came once; or it is in doubt, came at most once, and is held."""
     with crash as world:
@@ -214,7 +221,7 @@ def test_an_order_is_done_once_wherever_its_process_dies(order: Order, crash: Cr
         _check_end(order, world)
 
 
-@pytest.mark.parametrize(("order", "crash"), [*_matrix(False, declined=True), *_matrix(True, declined=True)])
+@pytest.mark.parametrize(("order", "crash"), _matrix(declined=True))
 def test_a_failed_order_is_undone_wherever_its_process_dies(order: Order, crash: CrashPoint, clock: Any) -> None:
     """Also in the middle of its rollback: everything that happened is undone, newest first, or it is held."""
     with crash as world:
@@ -244,7 +251,7 @@ def _twice(goes_on: Callable[[Order], Callable[[World], Any]], **fields: Any) ->
                     with frozen_clock():
                         points = crash_points(goes_on(order), before=die)
                     cases += [pytest.param(order, crash, id=f"{order}, {death}, {crash.name}") for crash in points]
-    return cases if FULL else cases[::4]
+    return cases if FULL else cases[:: 32 if ON_A_SERVER else 4]
 
 
 @pytest.mark.parametrize(("order", "crash"), _twice(_quietly))

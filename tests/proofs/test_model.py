@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from sagaspan.ledger import ledger
+from sagaspan.ledger import answers
 from tests.proofs.model import OUT_OF_REACH, every_transition, left_out
 from tests.proofs.model_machine import live
 
@@ -23,7 +23,7 @@ def test_some_histories() -> None:
 
 def test_a_broken_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were a write in doubt run again without evidence, a history would have the effect twice."""
-    monkeypatch.setattr(ledger, "permitted", lambda rows: True)
+    monkeypatch.setattr(answers, "permitted", lambda rows: True)
     with pytest.raises(AssertionError, match="happened 2 times"):
         live(400, "0", shrink=False)
 

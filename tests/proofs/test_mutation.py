@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs.mutation import ROOT, judge_all, patched, rotated
-from tests.proofs.mutation_rules import RULES, Rule
+from tests.proofs.mutation import LATE, ROOT, judge_all, patched, rotated
+from tests.proofs.rules import RULES, Rule
 
 TOY = Rule(
     section="toy",
@@ -37,7 +37,7 @@ def _tests_in(file: str) -> frozenset[str]:
 def test_every_rule_can_be_broken(rule: Rule) -> None:
     """Its text stands in the code exactly once, what takes its place compiles, and its tests are there.
 
-    If you rewrote the code of a rule, rewrite the patch in ``mutation_rules`` with it.
+    If you rewrote the code of a rule, rewrite the patch in ``rules`` with it.
     """
     text = (ROOT / rule.file).read_text(encoding="utf-8")
     broken = patched(rule, text)
@@ -65,6 +65,8 @@ def test_the_verdicts(tmp_path: Path) -> None:
         "from toy import total\n"
         "def test_sum():\n    assert total(1, 1) == 2\n"
         "def test_blind():\n    assert total(1, 0) == 1\n"
+        "def test_slow_to_see():\n    from pathlib import Path\n    seen = Path('seen').exists()\n"
+        "    Path('seen').touch()\n    assert total(1, 1) == 2 or not seen\n"
     )
     blind = "tests/test_toy.py::test_blind"
     rules = [
@@ -74,12 +76,13 @@ def test_the_verdicts(tmp_path: Path) -> None:
         replace(TOY, old="return two"),
         replace(TOY, new="return one +"),
         replace(TOY, tests=("tests/test_toy.py::test_gone",)),
+        replace(TOY, tests=("tests/test_toy.py::test_slow_to_see",)),
         TOY,
     ]
     verdicts = list(judge_all(rules, jobs=2, seconds=100, root=tmp_path))
     assert [verdict.rule for verdict in verdicts] == rules
     assert [verdict.word for verdict in verdicts] == [
-        "red", "SURVIVED", "SURVIVED", "NOT APPLIED", "BROKEN", "BROKEN", "red"
+        "red", "SURVIVED", "SURVIVED", "NOT APPLIED", "BROKEN", "BROKEN", LATE, "red"
     ]  # fmt: skip
     assert list(judge_all(rules, jobs=2, seconds=0, root=tmp_path)) == []
 

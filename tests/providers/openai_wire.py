@@ -1,4 +1,4 @@
-"""OpenAI's wire format: chat completions, responses, embeddings; whole and as server-sent events."""
+"""OpenAI's wire format: chat completions, completions, responses, embeddings; whole and as server-sent events."""
 
 from __future__ import annotations
 
@@ -190,6 +190,38 @@ def _text_events(said: Answer, index: int) -> Iterator[tuple[dict[str, Any], int
     yield {"type": "response.output_text.done", **place, "text": said.text, "logprobs": []}, 0
     yield {"type": "response.content_part.done", **place, "part": part}, 0
     yield {"type": "response.output_item.done", "output_index": index, "item": _message([part], "completed")}, 0
+
+
+# -- completions of texts ------------------------------------------------------------------------------------
+
+
+def completion_answer(body: dict[str, Any], reply: Reply) -> Answer:
+    """The answer to a request for completions: one of each prompt, and of each as many as are asked for."""
+    prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+    choices = len(prompts) * (body.get("n") or 1)
+    return answer(reply, model=body["model"], request=prompts, limit=body.get("max_tokens", 16), choices=choices)
+
+
+def completion(said: Answer) -> dict[str, Any]:
+    """Completions of texts."""
+    choices = [
+        {"index": index, "text": said.text, "logprobs": None, "finish_reason": _finish(said)}
+        for index in range(said.choices)
+    ]
+    body = {**_chat_head(said, "text_completion"), "choices": choices}
+    return body if said.reply.silent_usage else {**body, "usage": _chat_usage(said)}
+
+
+def completion_events(said: Answer, body: dict[str, Any]) -> Iterator[Event]:
+    """A completion, piece by piece; with the usage at the end only if it was asked for."""
+    head = _chat_head(said, "text_completion")
+    for piece in said.pieces:
+        yield None, {**head, "choices": [{"index": 0, "text": piece, "logprobs": None, "finish_reason": None}]}, 1
+    last = {"index": 0, "text": "", "logprobs": None, "finish_reason": _finish(said)}
+    yield None, {**head, "choices": [last]}, 0
+    if (body.get("stream_options") or {}).get("include_usage", False):
+        yield None, {**head, "choices": [], "usage": _chat_usage(said)}, 0
+    yield None, "[DONE]", 0
 
 
 # -- embeddings ----------------------------------------------------------------------------------------------

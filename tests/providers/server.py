@@ -211,6 +211,9 @@ _WIRES: dict[str, Any] = {
     "/v1/chat/completions": (
         openai_wire.chat_answer, lambda said, body: openai_wire.chat(said), openai_wire.chat_events,
     ),
+    "/v1/completions": (
+        openai_wire.completion_answer, lambda said, body: openai_wire.completion(said), openai_wire.completion_events,
+    ),
     "/v1/responses": (
         openai_wire.response_answer, lambda said, body: openai_wire.response(said),
         lambda said, body: openai_wire.response_events(said),
@@ -344,7 +347,8 @@ def _refusal(server: ModelServer, request: Request) -> tuple[int, str] | None:
     if request.path not in _WIRES:
         return 404, f"no such address: {request.path}"
     needed = {"/v1/messages": ("model", "messages", "max_tokens"), "/v1/embeddings": ("model", "input"),
-              "/v1/responses": ("model",)}.get(request.path, ("model", "messages"))  # fmt: skip
+              "/v1/completions": ("model", "prompt"), "/v1/responses": ("model",),
+              }.get(request.path, ("model", "messages"))  # fmt: skip
     lacking = [name for name in needed if body.get(name) is None]
     if lacking:
         return 400, f"Missing required parameter: '{lacking[0]}'"

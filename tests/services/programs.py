@@ -1,8 +1,9 @@
 """Where the programs come from that these tests start; ``python -m tests.services.programs`` gets what is missing.
 
 The Collector is built from ``otelcol.yaml``, Jaeger from its source, both with Go and the module proxy; Prometheus is
-unpacked from the distribution's package, so that no service of it is started. They stay in a cache outside the tree, by
-the versions and the manifest that they were made of.
+unpacked from the distribution's package, so that no service of it is started. Where Jaeger cannot be had, or not in
+time, a smaller viewer stands in for it. They stay in a cache outside the tree, by the versions and the manifest that
+they were made of.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ BUILDER: Final = "go.opentelemetry.io/collector/cmd/builder@v0.159.0"
 # Jaeger 2.13.0 and 1.76.0 are one commit. The tags v2.* are no versions to Go, whose modules of that number end in /v2,
 # and the module proxy has no other commit; what it has under this tag has Jaeger 2 in cmd/jaeger.
 JAEGER: Final = "github.com/jaegertracing/jaeger@v1.76.0"
+STAND_IN: Final = "github.com/CtrlSpice/otel-desktop-viewer@v0.4.1"
+VIEWER: Final = STAND_IN.rpartition("/")[2]  # with its version, by which alone it is cached
+VIEWER_SECONDS: Final = 600
 PROGRAMS: Final = ("otelcol", "jaeger", "prometheus", "promtool")
 
 
@@ -34,11 +38,15 @@ def _go() -> str:
     return shutil.which("go") or "/usr/local/go/bin/go"
 
 
+def kept(what: str, made_of: bytes) -> Path:
+    """The folder, outside the tree, of what is made of exactly this."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "sagaspan-ci" / f"{what}-{hashlib.sha256(made_of).hexdigest()[:12]}"
+
+
 def cache() -> Path:
     """The folder of these programs, in these versions."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    made_of = hashlib.sha256(MANIFEST.read_bytes() + f"{BUILDER} {JAEGER}".encode()).hexdigest()
-    return base / "sagaspan-ci" / f"services-{made_of[:12]}"
+    return kept("services", MANIFEST.read_bytes() + f"{BUILDER} {JAEGER}".encode())
 
 
 def found(name: str) -> Path | None:
@@ -51,24 +59,39 @@ def found(name: str) -> Path | None:
 
 
 def missing() -> list[str]:
-    """The programs that are not there."""
-    return [name for name in PROGRAMS if found(name) is None]
+    """The programs that are not there; Jaeger is, where something stands in for it."""
+    return [name for name in PROGRAMS if found(name) is None and not (name == "jaeger" and found(VIEWER))]
+
+
+def stand_in() -> str | None:
+    """What to say where the tests run with something else than Jaeger."""
+    return "viewer: otel-desktop-viewer instead of Jaeger" if found("jaeger") is None and found(VIEWER) else None
 
 
 def install(seconds: float) -> list[str]:
-    """Get what is missing, for at most so many seconds; the names of what is still missing."""
+    """Get what is missing, for at most so many seconds; the names of what is still missing.
+
+    Where only Jaeger is, the viewer that stands in for it has ``VIEWER_SECONDS`` of its own.
+    """
     until = time.monotonic() + seconds
     for name, how in (("prometheus", _prometheus), ("otelcol", _otelcol), ("jaeger", _jaeger)):
-        if found(name) is not None:
-            print(f"{name}: found")
-            continue
-        started = time.monotonic()
-        try:
-            _made(how, until)
-        except (OSError, subprocess.SubprocessError) as error:
-            print(f"{name}: {error}")
-        print(f"{name}: {'made' if found(name) else 'MISSING'} after {time.monotonic() - started:.0f} s", flush=True)
+        _had(name, how, until)
+    if missing() == ["jaeger"]:
+        _had(VIEWER, _viewer, time.monotonic() + VIEWER_SECONDS)
     return missing()
+
+
+def _had(name: str, how: Callable[[Path, float], dict[str, Path]], until: float) -> None:
+    """Get one program, unless it is there."""
+    if found(name) is not None:
+        print(f"{name}: found")
+        return
+    started = time.monotonic()
+    try:
+        _made(how, until)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"{name}: {error}")
+    print(f"{name}: {'made' if found(name) else 'MISSING'} after {time.monotonic() - started:.0f} s", flush=True)
 
 
 def _made(how: Callable[[Path, float], dict[str, Path]], until: float) -> None:
@@ -88,16 +111,28 @@ def _otelcol(folder: Path, until: float) -> dict[str, Path]:
 
 
 def _jaeger(folder: Path, until: float) -> dict[str, Path]:
-    # In a copy of its source, because `go install` takes no module that replaces another.
-    listed = _run([_go(), "mod", "download", "-json", JAEGER], folder, until)
-    source = folder / "jaeger"
+    return {"jaeger": _built(JAEGER, "./cmd/jaeger", folder, until, cgo=False)}
+
+
+def _viewer(folder: Path, until: float) -> dict[str, Path]:
+    # DuckDB is in it, as a library of C.
+    return {VIEWER: _built(STAND_IN, ".", folder, until, cgo=True)}
+
+
+def _built(module: str, package: str, folder: Path, until: float, *, cgo: bool) -> Path:
+    """A program of Go, made in a copy of its source.
+
+    Not by `go install`, which takes no module that replaces another, and asks the proxy for more than that module.
+    """
+    listed = _run([_go(), "mod", "download", "-json", module], folder, until)
+    source = folder / "source"
     shutil.copytree(json.loads(listed)["Dir"], source, copy_function=shutil.copyfile)
     for place, _, _ in os.walk(source):
         Path(place).chmod(0o755)
     program = folder / "program"
-    build = [_go(), "build", "-trimpath", "-ldflags=-s -w", "-o", str(program), "./cmd/jaeger"]
-    _run(build, source, until, CGO_ENABLED="0")
-    return {"jaeger": program}
+    build = [_go(), "build", "-trimpath", "-ldflags=-s -w", "-o", str(program), package]
+    _run(build, source, until, CGO_ENABLED=str(int(cgo)))
+    return program
 
 
 def _prometheus(folder: Path, until: float) -> dict[str, Path]:
@@ -137,5 +172,9 @@ def _run(command: list[str], folder: Path, until: float, **environment: str) -> 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Get the programs that tests/services starts.")
     parser.add_argument("--seconds", type=float, default=900, help="how long all of it may take (default: 900)")
-    lacking = install(parser.parse_args().seconds)
-    sys.exit(f"missing: {', '.join(lacking)}" if lacking else 0)
+    parser.add_argument("--stand-in", action="store_true", help="get nothing; say whether Jaeger has a stand-in")
+    asked = parser.parse_args()
+    if asked.stand_in:
+        print(stand_in() or "", end="")
+    elif lacking := install(asked.seconds):
+        sys.exit(f"missing: {', '.join(lacking)}")

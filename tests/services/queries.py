@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "dashboards"
+DOCS = FOLDER.parent / "docs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,12 @@ class Dashboard:
         return [target["expr"] for target in self._targets("prometheus")]
 
     @property
+    def choices(self) -> list[str]:
+        """The series that Prometheus is asked for the values of a variable: what ``label_values`` is of."""
+        asked = [one["query"]["query"] for one in self.variables if one["type"] == "query"]
+        return [re.fullmatch(r"label_values\((.+), \w+\)", query)[1] for query in asked]  # type: ignore[index]
+
+    @property
     def traceql(self) -> list[str]:
         """Every query for Tempo."""
         return [target["query"] for target in self._targets("tempo")]
@@ -51,6 +59,17 @@ class Dashboard:
 def dashboards() -> dict[str, Dashboard]:
     """The dashboards by name."""
     return {path.stem: Dashboard(json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))}
+
+
+def documented(language: str) -> list[tuple[str, str]]:
+    """The queries of the docs in this language, a line of a fenced block each, and the page of each."""
+    fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [
+        (path.name, query)
+        for path in sorted(DOCS.glob("*.md"))
+        for block in fence.findall(path.read_text())
+        for query in block.splitlines()
+    ]
 
 
 def as_prometheus_is_asked(query: str, *, interval: str, over: str, service: str) -> str:

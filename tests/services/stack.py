@@ -1,56 +1,23 @@
-"""A Collector, Jaeger and Prometheus as processes on free ports of the loopback, waited for, and never left behind."""
+"""A Collector, a backend and Prometheus as processes on free ports of the loopback, waited for, never left behind."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
-from urllib.error import URLError
-from urllib.parse import urlencode
-from urllib.request import ProxyHandler, build_opener
+from typing import Any, Final
 
-from tests.services.programs import found
-
-T = TypeVar("T")
+from tests.services.asking import eventually, get
+from tests.services.backends import Backend, DesktopViewer, Jaeger
+from tests.services.programs import VIEWER, found
 
 ROOT: Final = Path(__file__).parents[2]
-PATIENCE: Final = 120.0  # seconds; a machine that is busy fails no test
-_opener: Final = build_opener(ProxyHandler({}))
 _die_with_parent: Final = getattr(ctypes.CDLL(None), "prctl", None)
-
-
-def get(url: str, **parameters: str) -> Any:
-    """The JSON at ``url``; text where it is none."""
-    full = f"{url}?{urlencode(parameters)}" if parameters else url
-    with _opener.open(full, timeout=30) as answer:
-        text = answer.read().decode()
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def eventually(look: Callable[[], T], what: str, patience: float = PATIENCE) -> T:
-    """What ``look`` finds as soon as it is something. Raises ``AssertionError`` if it never is."""
-    until = time.monotonic() + patience
-    while True:
-        try:
-            seen, error = look(), None
-        except (OSError, URLError) as refused:
-            seen, error = None, refused
-        if seen:
-            return seen
-        if time.monotonic() > until:
-            raise AssertionError(f"{what}: not within {patience:.0f} s ({error or seen!r})")
-        time.sleep(0.2)
 
 
 def free_ports(count: int) -> list[int]:
@@ -135,27 +102,34 @@ class Stack:
         self.traces = folder / "traces"
         self.servers: list[Server] = []
         self.otlp_grpc, self.otlp, self.metrics, self.health, self.itself, *others = free_ports(9)
-        self.jaeger_otlp, self._jaeger, self._jaeger_grpc, self._prometheus = others
+        self.backend_otlp, self._backend, self._backend_other, self._prometheus = others
+        shows = Jaeger if found("jaeger") else DesktopViewer
+        self.backend: Backend = shows(self._backend)
 
     def start(self) -> None:
         """Start them, and wait until each answers."""
-        self.start_jaeger()
+        self.start_backend()
         self.start_collector()
         self._start_prometheus()
 
-    def start_jaeger(self) -> Server:
-        """Jaeger, with nothing in it."""
-        ports = {"JAEGER_OTLP": self.jaeger_otlp, "JAEGER_HTTP": self._jaeger, "JAEGER_GRPC": self._jaeger_grpc}
-        environment = {name: str(port) for name, port in ports.items()}
-        config = str(ROOT / "tests" / "services" / "jaeger.yaml")
-        return self._started("jaeger", ["--config", config], f"{self.jaeger}/api/services", environment)
+    def start_backend(self) -> Server:
+        """Jaeger, or what stands in for it, with nothing in it."""
+        if isinstance(self.backend, Jaeger):
+            ports = {"OTLP": self.backend_otlp, "HTTP": self._backend, "GRPC": self._backend_other}
+            environment = {f"JAEGER_{name}": str(port) for name, port in ports.items()}
+            config = str(ROOT / "tests" / "services" / "jaeger.yaml")
+            return self._started("jaeger", ["--config", config], f"{self.backend.url}/api/services", environment)
+        ports = {"grpc": self.backend_otlp, "http": self._backend_other, "browser-port": self._backend}
+        arguments = [f"--{name}={port}" for name, port in ports.items()]
+        arguments += ["--host=127.0.0.1", "--open-browser=false"]
+        return self._started(VIEWER, arguments, f"http://127.0.0.1:{self._backend}/", {})
 
     def start_collector(self, **settings: str) -> Server:
         """The Collector with the configuration that is shipped; ``settings`` are its variables."""
         environment = {
             "OTELCOL_OTLP_GRPC": f"127.0.0.1:{self.otlp_grpc}",
             "OTELCOL_OTLP_HTTP": f"127.0.0.1:{self.otlp}",
-            "OTELCOL_BACKEND": f"127.0.0.1:{self.jaeger_otlp}",
+            "OTELCOL_BACKEND": f"127.0.0.1:{self.backend_otlp}",
             "OTELCOL_PROMETHEUS": f"127.0.0.1:{self.metrics}",
             "OTELCOL_HEALTH": f"127.0.0.1:{self.health}",
             "OTELCOL_SELF_PORT": str(self.itself),
@@ -206,11 +180,6 @@ class Stack:
         return "\n".join(f"--- {server.name}\n{server.tail()}" for server in self.servers)
 
     @property
-    def jaeger(self) -> str:
-        """Jaeger's API."""
-        return f"http://127.0.0.1:{self._jaeger}"
-
-    @property
     def prometheus(self) -> str:
         """Prometheus's API."""
         return f"http://127.0.0.1:{self._prometheus}"
@@ -230,9 +199,3 @@ class Stack:
         answer = get(f"{self.prometheus}/api/v1/query", query=promql)
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
-
-    def trace(self, trace_id: str) -> list[dict[str, Any]]:
-        """The spans of a trace, as Jaeger's API gives them."""
-        answer = get(f"{self.jaeger}/api/traces/{trace_id}")
-        spans: list[dict[str, Any]] = answer["data"][0]["spans"]
-        return spans

@@ -63,7 +63,7 @@ def test_nothing_is_opened_before_the_first_call(tmp_path: Path) -> None:
     ("url", "sentence"),
     [
         ("ledger.db", "is not a URL"),
-        ("postgres://h/db", "of a kind this version does not know"),
+        ("oracle://h/db", "of a kind this version does not know"),
         ("sqlite://ledger.db", "has no path"),
         ("sqlite:///", "has no path"),
         ("sqlite://", "has no path"),

@@ -69,6 +69,21 @@ def test_a_no_is_an_error_of_the_call_and_not_of_asking(guard: Guard, spans: InM
     assert tool.attributes[semconv.ERROR_TYPE] == "approval_denied"
 
 
+def test_a_no_that_was_said_meanwhile_is_on_the_later_asking(guard: Guard, spans: InMemorySpanExporter) -> None:
+    """Nobody is asked again: what was said is known before, and is still what became of the request."""
+    pay = _pay(guard)
+    with guard.override(approver="inbox"):
+        with pytest.raises(ApprovalPending) as caught, guard.run(id="a"):
+            pay(5)
+        guard.approvals.deny(caught.value.approval_id, by="alice", reason="no")
+        with pytest.raises(ApprovalDenied), guard.run(id="a"):
+            pay(5)
+    first, second = _named(spans, "approval pay")
+    assert second.attributes[semconv.APPROVAL_ID] == caught.value.approval_id
+    assert second.attributes[semconv.APPROVAL_OUTCOME] == "denied"
+    assert [link.context.span_id for link in second.links] == [first.context.span_id]
+
+
 def test_decisions_are_counted_by_channel_and_outcome(guard: Guard, reader: InMemoryMetricReader) -> None:
     """Where they are made; and what waits is observed whenever metrics are read."""
     pay = _pay(guard)

@@ -25,11 +25,11 @@ counter = metrics.get_meter("t").create_counter("made.before")
 """
 
 
-def run(script: str, **environment: str) -> str:
+def run(script: str, *arguments: str, **environment: str) -> str:
     """Run ``script`` after the preamble; its output."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("OTEL_", "SAGASPAN_"))}
     result = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + script],
+        [sys.executable, "-c", PREAMBLE + script, *arguments],
         env={**clean, "PYTHONPATH": SOURCE, "NO_PROXY": "127.0.0.1", **environment},
         capture_output=True,
         text=True,
@@ -107,6 +107,40 @@ assert configure_metrics("shop") is mine
 assert threading.active_count() == 1
 """
     run(script)
+
+
+def test_a_provider_that_is_given_has_all_that_is_measured(tmp_path: Path) -> None:
+    """Also of instruments that were made before, and the gauges; the global one has nothing more. None else is one."""
+    script = """
+import sys
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from sagaspan import ConfigurationError, Guard
+def names(reader):
+    data = reader.get_metrics_data()
+    resources = data.resource_metrics if data is not None else ()
+    metrics = [m for r in resources for scope in r.scope_metrics for m in scope.metrics if list(m.data.data_points)]
+    return {m.name: sum(getattr(p, "count", getattr(p, "value", 0)) for p in m.data.data_points) for m in metrics}
+everybody, ours = InMemoryMetricReader(), InMemoryMetricReader()
+metrics.set_meter_provider(MeterProvider([everybody]))
+with Guard(sys.argv[1]) as guard:
+    pay = guard.tool("pay")(lambda: 1)
+    pay()
+    before = names(everybody)
+    given = MeterProvider([ours])
+    assert configure_metrics(meter_provider=given) is configure_metrics(meter_provider=given) is given
+    pay()
+    after, mine = names(everybody), names(ours)
+assert before["gen_ai.execute_tool.duration"] == after["gen_ai.execute_tool.duration"] == 1, after
+assert mine["gen_ai.execute_tool.duration"] == mine["sagaspan.idempotency.outcomes"] == 1, mine
+assert "sagaspan.approvals.pending" in before and "sagaspan.approvals.pending" in mine
+assert "sagaspan.approvals.pending" not in after, after
+try:
+    configure_metrics(meter_provider="otlp")
+except ConfigurationError as error:
+    print(error)
+"""
+    assert "takes a MeterProvider" in run(script, f"sqlite:///{tmp_path}/ledger.db")
 
 
 def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

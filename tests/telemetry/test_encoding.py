@@ -133,6 +133,13 @@ def test_none_and_lone_surrogates_are_tolerated() -> None:
     ]
 
 
+def test_an_id_that_is_none_does_not_cost_its_span() -> None:
+    """An id with more digits than OTLP has, as only a program's own code makes one, is written as it is."""
+    context = SpanContext(2**130, 8, is_remote=False, trace_flags=TraceFlags(1))
+    line = SpanEncoder().encode(ReadableSpan("n", context=context, resource=Resource({})))
+    assert int(json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"], 16) == 2**130
+
+
 def test_nesting_without_end_is_cut() -> None:
     """A value that contains itself is cut at a depth instead of failing."""
     circle: dict[str, Any] = {}

@@ -27,10 +27,13 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, StaticSampler
 
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.telemetry import JsonLinesSpanProcessor
-from sagaspan.telemetry.retention import ROTATE_SECONDS, Retention, forget_old
+from sagaspan.telemetry import sink as sink_module
+from sagaspan.telemetry.retention import ROTATE_SECONDS, Retention, forget_old, left_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sagaspan.telemetry.sink import Fsync
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -71,6 +74,26 @@ def test_a_span_is_on_disk_when_it_has_ended(sink: JsonLinesSpanProcessor, trace
         assert not traces.exists()
     assert names(traces) == {"pay": 1}
     assert sink.force_flush()
+
+
+def test_a_span_is_one_write(sink: JsonLinesSpanProcessor, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One ``write(2)`` of its whole line, also of a long one, and none at its start: so nothing can tear it."""
+    written: list[bytes] = []
+    write = os.write
+
+    def counted(descriptor: int, data: bytes) -> int:
+        written.append(data)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(sink_module.os, "write", counted)
+    tracer = provider_with(sink).get_tracer("t")
+    for number in range(3):
+        tracer.start_span(f"s{number}", attributes={f"key-{n}": "x" * 4000 for n in range(100)}).end()
+        assert len(written) == number + 1
+    assert [json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] for line in written] == [
+        "s0", "s1", "s2",
+    ]  # fmt: skip
+    assert b"".join(written) == b"".join(path.read_bytes() for path in traces.glob("*.jsonl"))
 
 
 def test_files_are_private_and_named(sink: JsonLinesSpanProcessor, traces: Path) -> None:
@@ -323,6 +346,21 @@ def test_the_oldest_files_go_first_and_never_one_that_is_written_to(tmp_path: Pa
     assert set(tmp_path.iterdir()) == {written, other}
 
 
+def test_a_file_that_is_open_stays_however_old_it_looks(traces: Path) -> None:
+    """Two services of one process (or two containers, of one process 1), and one is idle: its file is not taken."""
+    idle, busy = (JsonLinesSpanProcessor(traces, service_name=name) for name in ("idle", "busy"))
+    provider_with(idle).get_tracer("t").start_span("first").end()
+    provider_with(busy).get_tracer("t").start_span("other").end()
+    assert idle.path is not None
+    looks = idle.path.rename(a_file(traces, 100, pid=os.getpid()))
+    os.utime(looks, (1, 1))
+    assert left_files(traces) == []
+    assert forget_old(traces, Retention(max_bytes=0)) == []
+    idle.shutdown()
+    assert left_files(traces) == [looks]
+    assert forget_old(traces, Retention(max_bytes=0)) == [looks]
+
+
 def test_the_sink_forgets_when_it_begins_a_file(traces: Path) -> None:
     """Where no command line ever runs the disk is bounded too."""
     traces.mkdir(parents=True)
@@ -377,3 +415,39 @@ def test_a_full_disk_is_left_alone_and_tried_again(
     tracer.start_span("after").end()
     assert names(traces) == {"before": 1, "after": 1}
     assert sink.dropped == 2
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is synced to the disk from here on."""
+    calls: list[int] = []
+    real = sink_module._to_disk
+    monkeypatch.setattr(sink_module, "_to_disk", lambda descriptor: (calls.append(descriptor), real(descriptor)))
+    return calls
+
+
+@pytest.mark.parametrize(("fsync", "after_three", "a_second_later", "at_the_end"), [
+    ("off", 0, 0, 0), ("interval", 1, 2, 3), ("always", 3, 4, 5),
+])  # fmt: skip
+def test_spans_are_on_the_disk_as_often_as_was_asked(
+    traces: Path, monkeypatch: pytest.MonkeyPatch, fsync: Fsync, after_three: int, a_second_later: int, at_the_end: int
+) -> None:
+    """Never, once a second, or each; and all of them when the program ends."""
+    sink, calls, now = JsonLinesSpanProcessor(traces, fsync=fsync), synced(monkeypatch), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tracer = provider_with(sink).get_tracer("t")
+    for name in "abc":
+        tracer.start_span(name).end()
+    assert len(calls) == after_three
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1.1)
+    tracer.start_span("d").end()
+    assert len(calls) == a_second_later
+    sink.shutdown()
+    assert len(calls) == at_the_end
+    assert names(traces) == {"a": 1, "b": 1, "c": 1, "d": 1}
+    assert sink.dropped == 0
+
+
+def test_a_way_of_syncing_that_there_is_not_is_refused(traces: Path) -> None:
+    """A typo must not leave spans unsafe."""
+    with pytest.raises(ConfigurationError, match="'interval'"):
+        JsonLinesSpanProcessor(traces, fsync="sometimes")  # type: ignore[arg-type]

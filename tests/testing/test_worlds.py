@@ -348,6 +348,15 @@ def test_a_guard_of_the_module_is_put_on_the_world(guard: Guard) -> None:
         pass
 
 
+def test_what_is_declared_on_another_store_holds_on_the_guards_own(guard: Guard) -> None:
+    """What a tool that is declared within ``override`` redacts is taken out of its calls after that, too."""
+    with World() as world, guard.override(store=world.store):
+        act = guard.tool("act", effect="write", redact=["card"])(lambda card: None)
+    act("4242")
+    (call,) = guard.calls.list(open=False)
+    assert "4242" not in str(call.args)
+
+
 def test_a_crash_is_no_exception() -> None:
     """No ``except Exception`` of an agent survives its own death."""
     assert not issubclass(Crash, Exception)

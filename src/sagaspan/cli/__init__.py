@@ -31,9 +31,10 @@ _COMMANDS = {
     "budgets": ("budgets", "What may be used, and what is: list, set, fsck."),
     "usage": ("usage", "What calls cost and used, by agent, user, model, tool, run or tenant."),
     "policy": ("policy", "The policy file: schema, check, explain."),
-    "traces": ("traces", "The spans of it: list, show, filter, export."),
+    "traces": ("traces", "The spans of it: list, show, filter, export, prune."),
     "audit": ("audit", "Whether the audit trail is as it was written: verify, export."),
     "sql": ("sql", "SQL over the exported traces and the ledger."),
+    "migrate": ("migrate", "Make a ledger on a server, or bring a ledger to this version; --check only looks."),
     "prune": ("prune", "Forget runs and calls that were settled long ago."),
     "doctor": ("doctor", "What is installed, where everything is, and whether it is well."),
 }

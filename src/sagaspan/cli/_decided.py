@@ -10,7 +10,7 @@ from sagaspan._characters import word
 from sagaspan.approvers import ApprovalRequest
 from sagaspan.cli._render import emit_table, lately
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState, RunState, moment
-from sagaspan.ledger.requests import decided_by
+from sagaspan.ledger.requests import decided_by, denials_of, said_by
 
 _MOST: Final = 1000
 _OVER: Final = (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
@@ -39,24 +39,43 @@ def what_follows(store: Any, request: ApprovalRequest) -> str | None:
     return f"{name} goes on when it is entered again with the same id."
 
 
-def as_data(requests: Sequence[ApprovalRecord]) -> list[dict[str, Any]]:
+def deciders_of(store: Any, requests: Sequence[ApprovalRecord]) -> dict[str, str]:
+    """Who agreed to each of these requests of one run, or said no."""
+    # Of a run of a million calls the trail is long: it is read where somebody said no, which it alone has.
+    audit = next(
+        (store.audit_of(one.namespace, one.run_id) for one in requests if one.state is ApprovalState.DENIED), ()
+    )
+    denials = denials_of(audit)
+    return {one.id: decided_by(one, denials) for one in requests}
+
+
+def denied_by(store: Any, request: ApprovalRequest) -> str:
+    """Who said no to a request that is denied, and by which channel."""
+    no = denials_of(store.audit_of(request.namespace, request.run_id)).get(request.id)
+    return "" if no is None else said_by(no)
+
+
+def as_data(store: Any, requests: Sequence[ApprovalRecord]) -> list[dict[str, Any]]:
     """For machines: who decided what, when, by which channel, for which digest."""
+    deciders = deciders_of(store, requests)
     return [
         {
             "id": one.id, "tool": one.tool, "call": one.call_id, "state": one.state, "digest": one.digest,
-            "by": decided_by(one) or None, "reason": codecs.legible(one.reason),
+            "by": deciders[one.id] or None, "reason": codecs.legible(one.reason),
             "ended": None if one.ended_us is None else moment(one.ended_us),
         }
         for one in requests
     ]  # fmt: skip
 
 
-def emit_requests(requests: Sequence[ApprovalRecord]) -> None:
+def emit_requests(store: Any, requests: Sequence[ApprovalRecord]) -> None:
     """A table of them, if there are any."""
     if requests:
+        deciders = deciders_of(store, requests)
         rows = [
-            (one.id, one.tool, one.state, decided_by(one) or codecs.legible(one.reason), one.digest[:16],
-             lately(None if one.ended_us is None else moment(one.ended_us)))
+            (one.id, one.tool, one.state,
+             ": ".join(str(part) for part in (deciders[one.id], codecs.legible(one.reason)) if part),
+             one.digest[:16], lately(None if one.ended_us is None else moment(one.ended_us)))
             for one in requests
         ]  # fmt: skip
         emit_table(("id", "tool", "state", "by", "digest", "ended"), rows, title="approvals", spare=("ended", "digest"))

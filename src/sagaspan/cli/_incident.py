@@ -17,7 +17,7 @@ from sagaspan.cli._render import short, when
 from sagaspan.cli._trace_export import cell, fenced
 from sagaspan.cli._trace_tree import cost
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState, CallInfo, CallState, Phase, RunInfo, RunState, moment
-from sagaspan.ledger.requests import decided_by
+from sagaspan.ledger.requests import decided_by, denials_of
 
 _OPEN: Final = (
     CallState.AWAITING_APPROVAL, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATING,
@@ -35,7 +35,7 @@ def report(run: RunInfo, settings: Settings) -> str:
     chapters = (
         _head(run),
         _happened(run),
-        _approved(requests),
+        _approved(store, run, requests),
         _cost(store, run),
         _undone(run),
         _open(store, record, run, requests),
@@ -80,16 +80,17 @@ def _happened(run: RunInfo) -> Iterator[str]:
     yield from _table(("#", "started", "call", "state", "tries", "arguments", "result or error"), rows)
 
 
-def _approved(requests: Sequence[ApprovalRecord]) -> Iterator[str]:
+def _approved(store: Any, run: RunInfo, requests: Sequence[ApprovalRecord]) -> Iterator[str]:
     yield "## Who approved"
     yield ""
     if not requests:
         yield "Nobody was asked."
         yield ""
         return
+    denials = denials_of(store.audit_of(run.namespace, run.id))
     rows = (
         (
-            one.tool, one.state, decided_by(one) or "nobody", _moment(one.ended_us),
+            one.tool, one.state, decided_by(one, denials) or "nobody", _moment(one.ended_us),
             codecs.legible(one.reason), one.digest[:16], one.id,
         )
         for one in requests

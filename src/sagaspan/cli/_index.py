@@ -43,11 +43,12 @@ def sync_index(settings: Settings, *, patience: float | None = None, ledger: boo
         click.echo(f"Warning: a trace line was left out: {line}", err=True)
     waited = report.waited
     if ledger:
-        waited += _sync_ledger(index, settings, patience)
+        waited += sync_ledger(index, settings, patience)
     return index, waited
 
 
-def _sync_ledger(index: Any, settings: Settings, patience: float) -> float:
+def sync_ledger(index: Any, settings: Settings, patience: float) -> float:
+    """Bring the tables ``ledger.*`` up to date, if there is a ledger; returns how long others held the index."""
     from sagaspan._mirror import LedgerMirror
 
     if not settings.has_ledger and not settings.app:

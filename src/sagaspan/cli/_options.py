@@ -131,7 +131,8 @@ class Settings:
         """Whether a ledger was named, or stands where it would by default."""
         from sagaspan.stores import default_store
 
-        return self.store is not None or Path(default_store().removeprefix("sqlite:///")).exists()
+        scheme, _, path = default_store().partition(":///")
+        return self.store is not None or scheme != "sqlite" or Path(path).expanduser().exists()
 
     @property
     def again(self) -> str:

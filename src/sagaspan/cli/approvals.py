@@ -10,7 +10,7 @@ import click
 
 from sagaspan import _strict_json as strict_json
 from sagaspan._console import forget_typed, show
-from sagaspan.cli._decided import what_follows
+from sagaspan.cli._decided import denied_by, what_follows
 from sagaspan.cli._found import ambiguous, with_namespaces
 from sagaspan.cli._options import (
     NEEDS_PERSON,
@@ -183,6 +183,8 @@ def print_request(request: ApprovalRequest, settings: Settings, *, full: bool = 
     emit_block(request.text)
     if full and request.cut:
         emit_block(f"all of its arguments\n{request.whole}")
+    if request.state is ApprovalState.DENIED:
+        emit_block(f"{'denied by':<12}{denied_by(_store(settings), request)}")
     if request.state is ApprovalState.PENDING:
         for verb in ("approve", "deny"):
             click.echo(f"{'next':<12}{settings.command(f'approvals {verb} {request.id}')}")
@@ -212,7 +214,8 @@ def _approvals(settings: Settings, namespace: str | None = None) -> Approvals:
     guard = settings.load_guard()
     if guard is None:
         return Approvals(settings.open_store(), namespace, fingerprint, channel="cli")
-    return Approvals(guard._store, namespace, guard._engine.digest, channel="cli")  # noqa: SLF001 - the same house
+    engine = guard._engine  # noqa: SLF001 - the same house
+    return Approvals(guard._store, namespace, engine.digest, channel="cli", reads=engine.known.reads_of)  # noqa: SLF001 - as above
 
 
 def _store(settings: Settings) -> Any:

@@ -203,7 +203,7 @@ def _undone_by(undo: CallInfo | None) -> str:
 
 
 def _tool_calls(settings: Settings, prefix: str) -> Any:
-    from sagaspan.cli.traces import synced_index
+    from sagaspan.cli._index import synced_index
 
     return synced_index(settings).query(QUERY.format(prefix=prefix))
 

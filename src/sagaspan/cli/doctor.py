@@ -80,6 +80,8 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         facts = settings.open_store().describe()
         if facts["quick_check"] != "ok":
             raise ValueError(f"{facts['url']} is damaged ({facts['quick_check']}); restore a backup")
+        if "wrong" in facts:
+            raise ValueError(f"{facts['url']} {facts['wrong']}")
         return ", ".join(f"{name} {value}" for name, value in facts.items() if name != "quick_check")
 
     try:
@@ -91,15 +93,27 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         yield Finding(what="ledger", state="problem", found=str(error))
     else:
         yield Finding(what="ledger", state="ok", found=found)
-        yield from _readable_by_others(settings)
+        store = settings.open_store()
+        if str(store.url).startswith(_SQLITE):
+            yield from _readable_by_others(Path(str(store.url).removeprefix(_SQLITE)))
+        else:
+            yield from _secret(store)
 
 
-def _readable_by_others(settings: Settings) -> Iterator[Finding]:
+def _secret(store: Any) -> Iterator[Finding]:
+    """The key of the keyed hashes of a ledger on a server: all hosts must have the same."""
+    for namespace in store.namespaces():
+        try:
+            where, is_known = store.seal.where_key_is(namespace)
+        except SagaspanError as error:
+            yield Finding(what="secret", state="problem", found=f"of the namespace {namespace}: {error}")
+            continue
+        found = f"{where}; the ledger was written with it" if is_known else f"{where}; nothing is written with it yet"
+        yield Finding(what="secret", state="ok", found=f"of the namespace {namespace}: {found}")
+
+
+def _readable_by_others(path: Path) -> Iterator[Finding]:
     """The files of a SQLite ledger that not only their owner can read, and its folder; the ledger made them so."""
-    url = str(settings.open_store().url)
-    if not url.startswith(_SQLITE):
-        return
-    path = Path(url.removeprefix(_SQLITE))
     for file in sorted(path.parent.glob(f"{path.name}*")):
         if (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
             yield _exposed(file, f"others can read {file}" if mode & 0o044 else f"others can change {file}", 600)

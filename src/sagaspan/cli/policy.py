@@ -139,7 +139,7 @@ def _file(file: Path | None, guard: Guard | None) -> PolicyFile | None:
 
 
 def _tools(guard: Guard | None) -> list[Tool]:
-    return [] if guard is None else sorted(guard._engine.defined, key=lambda tool: tool.name)  # noqa: SLF001 - same house
+    return [] if guard is None else sorted(guard._engine.known.defined, key=lambda tool: tool.name)  # noqa: SLF001 - same house
 
 
 def _the_tool(guard: Guard, name: str) -> Tool:

@@ -85,7 +85,7 @@ def export_run(settings: Settings, run_id: str, form: str, output: Path | None, 
     Arguments and results are in it as far as they are recorded: see to who gets it.
     """
     from sagaspan._views import Runs
-    from sagaspan.cli.traces import writing
+    from sagaspan.cli._output import writing
 
     store = settings.open_store()
     run = Runs(store).complete(the_run(store, run_id, namespace))
@@ -169,13 +169,16 @@ def print_run(run: RunInfo, settings: Settings) -> None:
     say("")
     columns = ("#", "call", "tool", "state", "arguments", "result or error", "tries")
     emit_table(columns, _call_rows(run.calls), spare=("tries",))
-    emit_requests(requests)
+    emit_requests(settings.open_store(), requests)
     _say_next(run, settings)
 
 
 def _as_data(run: RunInfo, settings: Settings) -> dict[str, object]:
     requests = requests_of(settings.open_store(), run.namespace, run.id)
-    return {**{field.name: getattr(run, field.name) for field in fields(run)}, "approvals": as_data(requests)}
+    return {
+        **{field.name: getattr(run, field.name) for field in fields(run)},
+        "approvals": as_data(settings.open_store(), requests),
+    }
 
 
 def _orphans(run: RunInfo) -> str | None:

@@ -10,7 +10,7 @@ import click
 
 from sagaspan import codecs
 from sagaspan._owner import names_a_process
-from sagaspan.cli._decided import as_data, requests_of
+from sagaspan.cli._decided import as_data, deciders_of, requests_of
 from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
 from sagaspan.cli._next import next_commands, result_command
 from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
@@ -25,7 +25,6 @@ from sagaspan.ledger.records import (
     call_info,
     moment,
 )
-from sagaspan.ledger.requests import decided_by
 from sagaspan.ledger.resolution import happened_after_all
 
 _OPEN: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATION_FAILED)
@@ -67,7 +66,7 @@ def print_call(call: CallInfo, settings: Settings) -> None:
     audit = [row for row in history if row.call_id == call.id]
     if settings.as_json:
         told = {field.name: getattr(call, field.name) for field in fields(call)}
-        emit_json({**told, "history": _history(history), "approvals": as_data(requests)})
+        emit_json({**told, "history": _history(history), "approvals": as_data(store, requests)})
         return
     from rich.text import Text
 
@@ -77,6 +76,7 @@ def print_call(call: CallInfo, settings: Settings) -> None:
     console().print(
         Text.assemble(("call ", "bold"), visible(call.id), "  ", visible(call.tool), "  ", styled(call.state))
     )
+    deciders = deciders_of(store, requests)
     facts = (
         ("run", call.run_id), ("namespace", namespace_of(call, settings)), ("arguments", short(call.args, 400)),
         ("result", call.result and short(call.result, 400)),
@@ -87,7 +87,7 @@ def print_call(call: CallInfo, settings: Settings) -> None:
         ("locks", ", ".join(call.locks)),
         ("tool call id", call.tool_call_id), ("trace", trace_of(call.traceparent)), ("started", when(call.started)),
         ("ended", when(call.ended)), ("held by", _holder(call, settings)),
-        *(("approval", f"{one.id} {one.state} {decided_by(one)} {one.digest}") for one in requests),
+        *(("approval", f"{one.id} {one.state} {deciders[one.id]} {one.digest}") for one in requests),
     )  # fmt: skip
     for name, value in facts:
         if value:

@@ -12,8 +12,8 @@ import click
 
 from sagaspan.cli._index import sync_index
 from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._output import copy_to_file, writing
 from sagaspan.cli._render import emit_csv, emit_json, emit_table, say
-from sagaspan.cli.traces import copy_to_file, writing
 
 _FORMATS: Final = ("table", "json", "csv", "parquet")
 _LIST: Final = ""

@@ -3,77 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sagaspan.cli._found import SHOWN
-from sagaspan.cli._index import sync_index as sync_index
-from sagaspan.cli._index import synced_index as synced_index
-from sagaspan.cli._options import Milliseconds, Moment, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._index import sync_ledger, synced_index
+from sagaspan.cli._options import Duration, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._output import copy_to_file, writing
 from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say
-from sagaspan.ledger.records import ApprovalState, CallState, RunState
+from sagaspan.cli._which import shown_of, there_are_more, which_options, with_whole_run
 
 if TYPE_CHECKING:
     from sagaspan.index import Where
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_STATES: Final = tuple(dict.fromkeys(("ok", "error", *RunState, *CallState, *ApprovalState)))
 _FORMATS: Final = ("json", "csv", "md", "parquet")
 _EXPORTED: Final = 1000
-
-
-def which_options(*, limit: int) -> Callable[[F], F]:
-    """Add the options that say which traces or spans are meant; the command gets them as ``where``."""
-    options = (
-        click.option(
-            "--status", "-s", multiple=True, metavar="STATE",
-            help="ok, error, or a state of runs, calls and requests; may be repeated.",
-        ),
-        click.option("--tool", metavar="NAME", help="Calls of this tool, or of a glob of them."),
-        click.option("--run", "run_id", metavar="ID", help="Of this run."),
-        click.option("--agent", metavar="NAME", help="Of this agent, or a glob."),
-        click.option("--model", metavar="NAME", help="Calls of this model, or a glob."),
-        click.option("--min-duration", "min_ms", type=Milliseconds(), help="That took so long at least, e.g. 250ms."),
-        click.option("--max-duration", "max_ms", type=Milliseconds(), help="That took so long at most."),
-        click.option("--since", type=Moment(), help="Started since then, e.g. 2h or 2026-11-21."),
-        click.option("--until", type=Moment(), help="Started before then."),
-        click.option("--limit", "-n", default=limit, show_default=True, type=click.IntRange(1)),
-        click.option("--offset", default=0, show_default=True, type=click.IntRange(0)),
-    )  # fmt: skip
-
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def with_where(*args: Any, **kwargs: Any) -> Any:
-            from sagaspan.index import Where
-
-            names = (
-                "status",
-                "tool",
-                "run_id",
-                "agent",
-                "model",
-                "min_ms",
-                "max_ms",
-                "since",
-                "until",
-                "limit",
-                "offset",
-            )
-            given = {name: kwargs.pop(name) for name in names}
-            for status in given["status"]:
-                if status not in _STATES:
-                    raise click.UsageError(f"--status {status}: there is no such state; one of {', '.join(_STATES)}")
-            return function(*args, where=Where(**given), **kwargs)
-
-        return cast(F, functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_where))
-
-    return decorate
 
 
 @click.group()
@@ -93,7 +40,8 @@ def list_traces(settings: Settings, where: Where, errors: bool) -> None:
 
     if errors:
         where = replace(where, status=(*where.status, "error"))
-    found = synced_index(settings).traces(where)
+    index = synced_index(settings)
+    found = shown_of("traces", index.traces, with_whole_run(index, where))
     if settings.as_json:
         emit_json(found)
     elif not found:
@@ -131,7 +79,8 @@ def show_trace(settings: Settings, trace_id: str) -> None:
 @pass_settings
 def filter_spans(settings: Settings, where: Where) -> None:
     """Single spans of all traces, newest first; those that fit."""
-    found = synced_index(settings).spans(where)
+    index = synced_index(settings)
+    found = shown_of("spans", index.spans, with_whole_run(index, where))
     if settings.as_json:
         emit_json(found)
     elif not found:
@@ -155,7 +104,10 @@ def filter_spans(settings: Settings, where: Where) -> None:
 @click.argument("trace_id", required=False)
 @click.option("--format", "-f", "form", type=click.Choice(_FORMATS), default="json", show_default=True)
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="A new file; default: standard output."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file, which is written anew; default: standard output.",
 )
 @which_options(limit=_EXPORTED)
 @common_options
@@ -173,17 +125,66 @@ def export_traces(settings: Settings, where: Where, trace_id: str | None, form: 
     if trace_id is not None:
         with _not_found():
             where = replace(where, trace_id=index.trace(trace_id)[0].trace_id, limit=1)
+    where = with_whole_run(index, where)
     if form == "parquet":
         _export_parquet(index, where, output)
+    else:
+        _export_text(index, where, form, output)
+    if index.traces(replace(where, limit=1, offset=where.offset + where.limit)):
+        there_are_more("traces", where)
+
+
+@traces.command("prune")
+@click.option("--older-than", type=Duration(), required=True, help="Ended for so long, e.g. 90d.")
+@click.option("--dry-run", is_flag=True, help="Only count.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask; needed where nobody can be asked, in cron, say.")
+@common_options
+@pass_settings
+def prune_traces(settings: Settings, older_than: float, dry_run: bool, yes: bool) -> None:
+    """Forget traces that ended long ago, in the index, and files of agents that were left as long ago.
+
+    Files that were left since are compressed, once they are in the index. A trace stays as long as its run goes on, as
+    the ledger says: also one that is held or paused. Files of a Collector are kept as its own configuration says. The
+    ledger is not touched: that is `sagaspan prune`.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from sagaspan.index.lock import PATIENCE
+    from sagaspan.telemetry.retention import Retention, forget_old, left_files
+
+    if not (yes or dry_run or sys.stdin.isatty()):
+        raise click.UsageError("nobody can be asked here: add --yes, or --dry-run to only count")
+    if not (yes or dry_run):
+        click.confirm(f"Forget traces that ended {older_than:g} s ago in {settings.traces}?", abort=True, err=True)
+    index = synced_index(settings)
+    sync_ledger(index, settings, PATIENCE)  # which runs are open only the ledger knows
+    # What is not in the index yet is in its file alone.
+    is_whole = not index.sync().is_incomplete
+    done = index.prune(datetime.now(UTC) - timedelta(seconds=older_than), dry_run=dry_run)
+    kept = Retention(max_bytes=None, max_seconds=older_than)
+    files = forget_old(settings.traces, kept, dry_run=dry_run) if is_whole else []
+    # One at a time: whoever wants to ask the index meanwhile waits for no more than that.
+    left = [] if dry_run else [path for path in left_files(settings.traces) if path.suffix == ".jsonl"]
+    packed = [done for path in left for done in index.pack([path])]
+    if settings.as_json:
+        emit_json({
+            "traces": done.traces, "spans": done.spans, "files": [path.name for path in files],
+            "compressed": [path.name for path in packed],
+        })  # fmt: skip
         return
+    what = f"{done.traces:,} traces with {done.spans:,} spans, {len(files):,} files"
+    say(f"{'Would forget' if dry_run else 'Forgot'} {what}.")
+    if packed:
+        say(f"Compressed {len(packed):,} files that agents left.")
+
+
+def _export_text(index: Any, where: Where, form: str, output: Path | None) -> None:
     from sagaspan.cli import _trace_export as export
 
     found = index.whole_traces(where)
     writers = {"json": export.write_json, "csv": export.write_csv, "md": export.write_markdown}
     with writing(output) as out:
         writers[form](found, out)
-    if len(found) == where.limit and trace_id is None:
-        click.echo(f"There may be more than {where.limit} traces; see --limit and --offset.", err=True)
 
 
 def _export_parquet(index: Any, where: Where, output: Path | None) -> None:
@@ -196,35 +197,10 @@ def _export_parquet(index: Any, where: Where, output: Path | None) -> None:
     copy_to_file(index, statement, output, where=where)
 
 
-def copy_to_file(index: Any, statement: str, output: Path, **more: Any) -> None:
-    """Write Parquet beside ``output`` and give it that name when it is whole."""
-    part = output.absolute().with_name(f".{output.name}.part")
-    try:
-        part.unlink(missing_ok=True)
-        rows = index.copy(statement, part, **more)
-        part.replace(output)
-    except OSError as error:
-        raise click.ClickException(f"{output} cannot be written ({error.strerror})") from error
-    finally:
-        part.unlink(missing_ok=True)
-    click.echo(f"{rows:,} rows in {output}", err=True)
-
-
-@contextlib.contextmanager
-def writing(output: Path | None) -> Iterator[IO[str]]:
-    """The file ``output``, or standard output."""
-    if output is None:
-        yield sys.stdout
-        return
-    try:
-        with output.open("w", encoding="utf-8", newline="") as file:
-            yield file
-    except OSError as error:
-        raise click.ClickException(f"{output} cannot be written ({error.strerror})") from error
-
-
 def matching_traces(settings: Settings, prefix: str) -> list[tuple[str, str]]:
     """(id, name) of the traces whose id starts with ``prefix``; no more than can be listed, and one."""
+    from sagaspan.cli._found import SHOWN
+
     table = synced_index(settings).query(
         "select trace_id, name from traces where starts_with(trace_id, ?) limit ?", (prefix.lower(), SHOWN + 1)
     )

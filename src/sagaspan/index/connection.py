@@ -20,7 +20,7 @@ from sagaspan.index.rows import Table
 from sagaspan.index.sql import SCHEMA_VERSION, create_scripts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -40,16 +40,21 @@ _LOCKED_DOWN: Final[dict[str, str | bool | int]] = {
     "temp_directory": "",  # what does not fit in memory fails; it must not be written somewhere
 }
 
+_NOT_DAMAGE: Final = ("No space left", "Could not write file", "Out of Memory", "Permission denied", "Cannot open file")
+
 # Connections of one process to one file share its settings, and these cannot be set once they are locked.
 _setting_up = threading.Lock()
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[DuckDBPyConnection]:
-    """Open the index to write, made or made anew as its schema version asks. Needs the exclusive lock."""
+def writing(path: Path, progress: Callable[[int, int], None] | None = None) -> Iterator[DuckDBPyConnection]:
+    """Open the index to write, made if there is none, carried over if it is of an older schema.
+
+    Needs the exclusive lock. ``progress`` is told (bytes done, bytes there) of what is carried over.
+    """
     duckdb = _duckdb()
     with _translated(duckdb, path):
-        connection = _open_current(duckdb, path)
+        connection = _open_current(duckdb, path, progress)
         try:
             yield connection
         finally:
@@ -200,13 +205,13 @@ def _relations(connection: DuckDBPyConnection) -> list[str]:
     with contextlib.suppress(Exception):  # the names are a help in an error; they must not become another one
         found = connection.execute(
             "select case table_schema when 'main' then '' else table_schema || '.' end || table_name as name "
-            "from information_schema.tables order by table_schema <> 'main', name"
+            "from information_schema.tables where table_schema <> 'totals' order by table_schema <> 'main', name"
         )
         return [str(name) for (name,) in found.fetchall()]
     return []
 
 
-def _open_current(duckdb: ModuleType, path: Path) -> DuckDBPyConnection:
+def _open_current(duckdb: ModuleType, path: Path, progress: Callable[[int, int], None] | None) -> DuckDBPyConnection:
     connection: DuckDBPyConnection = duckdb.connect(str(path), config=dict(_OFFLINE))
     try:
         path.chmod(0o600)
@@ -216,13 +221,34 @@ def _open_current(duckdb: ModuleType, path: Path) -> DuckDBPyConnection:
             _create(connection)
             return connection
         _refuse_newer(connection, path)
+        connection.execute("checkpoint")  # a log that is left beside it would be taken for one of its successor
     except BaseException:
         connection.close()
         raise
-    # An older schema: the rows come back from the files, so that an upgrade needs no migration.
     connection.close()
-    _delete(path)
-    return _open_current(duckdb, path)
+    _supersede(duckdb, path, progress)
+    return _open_current(duckdb, path, progress)
+
+
+def _supersede(duckdb: ModuleType, path: Path, progress: Callable[[int, int], None] | None) -> None:
+    """Put an index of this schema in the place of an older one, with what that holds.
+
+    It is built beside it and is the index when it is whole: killed before, the older one is still there.
+    """
+    from sagaspan.index.upgrade import carry_over
+
+    fresh = path.with_name(f".{path.name}.new")
+    _delete(fresh)
+    try:
+        with contextlib.closing(duckdb.connect(str(fresh), config=dict(_OFFLINE))) as connection:
+            fresh.chmod(0o600)
+            _create(connection)
+            carry_over(connection, path, progress)
+            connection.execute("checkpoint")
+        fresh.replace(path)
+    except BaseException:
+        _delete(fresh)
+        raise
 
 
 def _delete(path: Path) -> None:
@@ -260,8 +286,8 @@ def _refuse_newer(connection: DuckDBPyConnection, path: Path) -> None:
     if version > SCHEMA_VERSION:
         raise SchemaOutdated(
             f"the index at {path} was made by a newer sagaspan (schema {version}, this one knows "
-            f"{SCHEMA_VERSION}): upgrade sagaspan, or delete that file, which is derived from the trace "
-            "files, and run again"
+            f"{SCHEMA_VERSION}): upgrade sagaspan, or delete that file and run again: it is made anew from the "
+            "trace files that are still there"
         )
 
 
@@ -277,11 +303,11 @@ def _raise_unavailable(error: Exception, path: Path) -> NoReturn:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "Could not set lock" in text:
         raise StoreUnavailable(f"{path} is open in another program: close it and run again ({text})") from error
-    if "No space left" in text or "Permission denied" in text or "Cannot open file" in text:
+    if any(word in text for word in _NOT_DAMAGE):
         raise StoreUnavailable(f"the index at {path} cannot be used: {text}") from error
     raise StoreUnavailable(
-        f"the index at {path} is damaged ({text}): delete it and run again; it is derived from the trace "
-        "files, nothing is lost"
+        f"the index at {path} is damaged ({text}): delete it and run again; it is made anew from the trace "
+        "files that are still there"
     ) from error
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAD: Final = 256  # bytes
+BATCH_BYTES: Final = 128 * 1024 * 1024
+"""What one transaction of a sync takes in."""
+
 PACKED: Final = (".gz", ".zst")
 
 
@@ -190,9 +193,14 @@ def _line_length(stream: BinaryIO, position: int) -> int:
 def _advanced(known: KnownFile | None, stream: BinaryIO, path: Path, position: int, lines: int) -> KnownFile:
     if known is not None and known.head_length == HEAD:
         return replace(known, path=str(path), position=position, lines=lines)
+    return replace(identified(stream, path, position), position=position, lines=lines)
+
+
+def identified(stream: BinaryIO, path: Path, length: int) -> KnownFile:
+    """The open file as it is found again, by at most its first ``length`` bytes; nothing of it is read so far."""
     status, at = os.fstat(stream.fileno()), stream.tell()
     stream.seek(0)
-    head = stream.read(min(HEAD, position))
+    head = stream.read(min(HEAD, length))
     stream.seek(at)
     return KnownFile(
         device=status.st_dev,
@@ -200,8 +208,8 @@ def _advanced(known: KnownFile | None, stream: BinaryIO, path: Path, position: i
         head_length=len(head),
         head_sha1=_sha1(head),
         path=str(path),
-        position=position,
-        lines=lines,
+        position=0,
+        lines=0,
     )
 
 

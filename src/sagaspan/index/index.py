@@ -10,20 +10,24 @@ from typing import TYPE_CHECKING, Self
 
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.index.connection import copy_to, reading, run_query, writing
-from sagaspan.index.ledger import sync_ledger
+from sagaspan.index.files import BATCH_BYTES, trace_files
+from sagaspan.index.ledger import is_as_noted, ledger_place, sync_ledger
 from sagaspan.index.lock import PATIENCE, locked
-from sagaspan.index.sync import BATCH_BYTES, sync_files
+from sagaspan.index.rows import SyncReport
+from sagaspan.index.stamp import listing, read_stamp, write_stamp
 from sagaspan.index.traces import list_spans, list_traces, one_trace, spans_of
-from sagaspan.index.where import Where, choose
+from sagaspan.index.where import Where, choose, naive_utc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
     from types import TracebackType
 
     from duckdb import DuckDBPyConnection
 
     from sagaspan.index.ledger import LedgerSource
-    from sagaspan.index.rows import SpanRow, SyncReport, Table, TraceRow
+    from sagaspan.index.pruning import ForgottenTraces
+    from sagaspan.index.rows import SpanRow, Table, TraceRow
 
 
 class TraceIndex:
@@ -54,12 +58,19 @@ class TraceIndex:
         Raises ``StoreUnavailable`` if the index is damaged or held by others, ``SchemaOutdated`` if a newer
         sagaspan made it.
         """
-        try:
+        with self._writable():
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreUnavailable(f"cannot make the folder {self.directory} ({error.strerror})") from error
-        with locked(self._lock, patience=patience) as waited, writing(self.path) as connection:
-            report = sync_files(connection, self.directory, batch_bytes=self._batch_bytes, progress=progress)
+            files = listing(self.directory)
+        noted = read_stamp(self.path)
+        if noted is not None and noted.files == files:
+            return SyncReport(files=0, lines=0, spans=0, duplicates=0, damaged=())
+        from sagaspan.index.sync import sync_files  # most commands find nothing new
+
+        with self._writable(), locked(self._lock, patience=patience) as waited:
+            with writing(self.path, progress) as connection:
+                report = sync_files(connection, self.directory, batch_bytes=self._batch_bytes, progress=progress)
+                place = ledger_place(connection)
+            write_stamp(self.path, None if report.is_incomplete else files, place)
         return replace(report, waited=waited)
 
     def sync_ledger(self, source: LedgerSource, *, patience: float = PATIENCE) -> float:
@@ -67,9 +78,36 @@ class TraceIndex:
 
         Raises as ``sync``.
         """
-        with locked(self._lock, patience=patience) as waited, writing(self.path) as connection:
-            sync_ledger(connection, source)
+        noted = read_stamp(self.path)
+        if noted is not None and is_as_noted(source, noted.ledger):
+            return 0.0
+        with self._writable(), locked(self._lock, patience=patience) as waited:
+            noted = read_stamp(self.path)
+            with writing(self.path) as connection:
+                sync_ledger(connection, source)
+                place = ledger_place(connection)
+            write_stamp(self.path, None if noted is None else noted.files, place)
         return waited
+
+    def prune(self, before: datetime, *, dry_run: bool = False, patience: float = PATIENCE) -> ForgottenTraces:
+        """Forget the traces that ended before this moment, but none of a run that went on after it.
+
+        Files that are left there are not read again. Sync first; raises as that.
+        """
+        from sagaspan.index.pruning import forget_traces
+
+        with self._writable(), locked(self._lock, patience=patience), writing(self.path) as connection:
+            return forget_traces(connection, naive_utc(before), trace_files(self.directory), dry_run=dry_run)
+
+    def pack(self, files: Sequence[Path], *, patience: float = PATIENCE) -> list[Path]:
+        """Compress those of ``files``, to which nobody writes any more, that are in the index whole; what they are now.
+
+        Raises as ``sync``.
+        """
+        from sagaspan.index.packing import pack_files
+
+        with self._writable(), locked(self._lock, patience=patience), writing(self.path) as connection:
+            return pack_files(connection, self.directory, files)
 
     def query(
         self,
@@ -130,6 +168,17 @@ class TraceIndex:
         """
         with self._reading() as connection:
             return one_trace(connection, trace_id_prefix)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Say of a full disk, or of a folder that is not ours, what it is."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the folder {self.directory} cannot be used ({error.strerror or error}): nothing is lost, what is "
+                "missing in the index is taken in by the next sync"
+            ) from error
 
     @contextmanager
     def _reading(self, patience: float = PATIENCE, writes: Path | None = None) -> Iterator[DuckDBPyConnection]:

@@ -39,10 +39,15 @@ from (
 -- OTLP delivers at least once, and a span may come from our sink and from a Collector: the same ids and the
 -- same start are the same span. The bounds let DuckDB skip the blocks of the table that cannot match.
 insert into spans
-with resource_spans as (
-    select slices.path as source, unnest(staged.request.resourceSpans) as r
+with rows as (
+    -- Which file each row is of, row by row: an asof join would sort the parsed lines themselves.
+    select unnest(range(first_row, coalesce(lead(first_row) over (order by first_row), (select count(*) from staged)))) as row, path
+    from slices
+),
+resource_spans as (
+    select rows.path as source, unnest(staged.request.resourceSpans) as r
     from staged
-    asof join slices on staged.rowid >= slices.first_row
+    join rows on staged.rowid = rows.row
 ),
 scope_spans as (
     select source, otlp_map(r.resource.attributes) as resource, unnest(r.scopeSpans) as s from resource_spans
@@ -52,16 +57,65 @@ flat as (
 ),
 mapped as (
     select
-        *,
+        source,
+        resource,
+        scope_name,
+        span.traceId as trace_id,
+        span.spanId as span_id,
+        span.parentSpanId as parent_span_id,
+        span.name as name,
         otlp_map(span.attributes) as a,
         nanoseconds(span.startTimeUnixNano) as start_ns,
         nanoseconds(span.endTimeUnixNano) as end_ns,
         upper(replace(span.kind, 'SPAN_KIND_', '')) as kind,
         upper(replace(span.status.code, 'STATUS_CODE_', '')) as status,
-        contains(span.events::varchar, '"exception"') as has_exception
+        span.status.message as status_message,
+        span.events as events,
+        span.links as links
     from flat
     where span is not null
 ),
+{derived}
+select incoming.*
+from incoming
+where not exists (
+    select 1
+    from spans
+    where spans.start_time between ? and ?
+        and spans.trace_id = incoming.trace_id
+        and spans.span_id = incoming.span_id
+        and spans.start_time = incoming.start_time
+);
+
+-- name: carry
+-- What an index of an older schema holds, a part of it: what a span says is taken as it is, all else derived anew.
+insert into spans
+with mapped as (
+    select
+        source,
+        resource,
+        scope_name,
+        trace_id,
+        span_id,
+        parent_span_id,
+        name,
+        attributes as a,
+        epoch_ns(start_time) as start_ns,
+        epoch_ns(end_time) as end_ns,
+        kind,
+        status,
+        status_message,
+        events,
+        links
+    from old.spans
+    where rowid between ? and ?
+),
+{derived}
+select * from incoming;
+
+-- name: derived
+-- What a span says in many words, or in none of its own: the columns that are asked for. Everything here gives the same
+-- when it is given what it gave.
 explained as (
     select
         *,
@@ -80,17 +134,17 @@ explained as (
                 when 'embedding' then '$OPERATION_EMBEDDINGS'
             end
         ) as operation,
-        case when has_exception then exception_field(span.events, 'exception.type') end as exception_type,
-        case when has_exception then exception_field(span.events, 'exception.message') end as exception_message,
-        case when has_exception then exception_field(span.events, '$EXCEPTION_STACKTRACE') end as exception_stack
-    from mapped
+        case when has_exception then exception_field(events, 'exception.type') end as exception_type,
+        case when has_exception then exception_field(events, 'exception.message') end as exception_message,
+        case when has_exception then exception_field(events, '$EXCEPTION_STACKTRACE') end as exception_stack
+    from (select *, contains(events::varchar, '"exception"') as has_exception from mapped)
 ),
 incoming as (
     select
-        nullif(lower(span.traceId), '') as trace_id,
-        nullif(lower(span.spanId), '') as span_id,
-        nullif(nullif(lower(span.parentSpanId), ''), '0000000000000000') as parent_span_id,
-        span.name as name,
+        nullif(lower(trace_id), '') as trace_id,
+        nullif(lower(span_id), '') as span_id,
+        nullif(nullif(lower(parent_span_id), ''), '0000000000000000') as parent_span_id,
+        name,
         case kind
             when '1' then 'INTERNAL' when '2' then 'SERVER' when '3' then 'CLIENT'
             when '4' then 'PRODUCER' when '5' then 'CONSUMER' when '0' then 'UNSPECIFIED'
@@ -105,13 +159,13 @@ incoming as (
             when status in ('2', 'ERROR') then 'ERROR'
             else 'UNSET'
         end as status,
-        coalesce(nullif(span.status.message, ''), exception_message) as status_message,
+        coalesce(nullif(status_message, ''), exception_message) as status_message,
         resource['$SERVICE_NAME'] as service_name,
         scope_name,
         operation,
         case operation
             when '$OPERATION_EXECUTE_TOOL' then coalesce(
-                a['$GEN_AI_TOOL_NAME'], a['$OPENINFERENCE_TOOL_NAME'], a['$TRACELOOP_ENTITY_NAME'], span.name
+                a['$GEN_AI_TOOL_NAME'], a['$OPENINFERENCE_TOOL_NAME'], a['$TRACELOOP_ENTITY_NAME'], name
             )
             else a['$GEN_AI_TOOL_NAME']
         end as tool_name,
@@ -142,23 +196,22 @@ incoming as (
         try_cast(a['$CALL_EXECUTED'] as boolean) as executed,
         try_cast(a['$CALL_ATTEMPTS'] as integer) as attempts,
         a['$CALL_COMPENSATES'] as compensates,
+        a['$APPROVAL_ID'] as approval_id,
+        operation is null and coalesce(a['$APPROVAL_ID'] is not null or starts_with(name, 'approval '), false)
+            as is_approval,
+        coalesce(a['$ERROR_TYPE'] in ($REFUSALS), false) and operation is not null
+            and not coalesce(try_cast(a['$CALL_EXECUTED'] as boolean), false) as refused,
+        a['$POLICY_RULE'] as rule,
+        a['$BUDGET_SCOPE'] as scope,
+        a['$BUDGET_UNIT'] as unit,
+        a['$BUDGET_LIMIT'] as amount,
         a as attributes,
         resource,
-        nullif(span.events, '[]'::json) as events,
-        nullif(span.links, '[]'::json) as links,
+        nullif(events, '[]'::json) as events,
+        nullif(links, '[]'::json) as links,
         source
     from explained
 )
-select incoming.*
-from incoming
-where not exists (
-    select 1
-    from spans
-    where spans.start_time between ? and ?
-        and spans.trace_id = incoming.trace_id
-        and spans.span_id = incoming.span_id
-        and spans.start_time = incoming.start_time
-);
 
 -- name: last_row
 select coalesce(max(rowid), -1) from spans;

@@ -58,9 +58,9 @@ class LedgerSource(Protocol):
 
 def sync_ledger(connection: DuckDBPyConnection, source: LedgerSource) -> int:
     """Copy what has changed in the ledger. Returns how many rows of the audit trail are new."""
-    place = _place(connection)
+    place = ledger_place(connection)
     upto = int(place.get("upto", 0))
-    if place.get("name") != source.name or (upto and source.mark(upto) != place.get("mark")):
+    if not _is_of(source, place):
         _forget(connection)
         upto = 0
     added = 0
@@ -128,7 +128,18 @@ def _forget(connection: DuckDBPyConnection) -> None:
         connection.execute("delete from meta where key = 'ledger'")
 
 
-def _place(connection: DuckDBPyConnection) -> dict[str, Any]:
+def is_as_noted(source: LedgerSource, place: Mapping[str, Any]) -> bool:
+    """Whether nothing has changed in the ledger since it was copied up to ``place``."""
+    return bool(place) and _is_of(source, place) and source.batch(int(place["upto"])) is None
+
+
+def _is_of(source: LedgerSource, place: Mapping[str, Any]) -> bool:
+    upto = int(place.get("upto", 0))
+    return place.get("name") == source.name and (not upto or source.mark(upto) == place.get("mark"))
+
+
+def ledger_place(connection: DuckDBPyConnection) -> dict[str, Any]:
+    """Which ledger the tables are of, and as of which of its audit rows; empty before the first."""
     row = connection.execute("select value from meta where key = 'ledger'").fetchone()
     return {} if row is None else dict(json.loads(row[0]))
 

@@ -167,5 +167,5 @@ select
     data_type as type,
     comment as meaning
 from duckdb_columns()
-where not internal
+where not internal and schema_name <> 'totals'
 order by schema_name = 'ledger', relation, column_index;

@@ -30,7 +30,7 @@ class DamagedLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
     """What one sync took in: ``files`` with new lines, ``lines`` read, ``spans`` added, ``duplicates`` left
-    out; ``waited`` is seconds that others held the index.
+    out; ``waited`` is seconds that others held the index. ``is_incomplete``: some file could not be read.
     """
 
     files: int
@@ -39,6 +39,7 @@ class SyncReport:
     duplicates: int
     damaged: tuple[DamagedLine, ...]
     waited: float = 0.0
+    is_incomplete: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

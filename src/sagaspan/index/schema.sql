@@ -1,4 +1,5 @@
--- The index. Everything in it is derived from the trace files: deleting it loses nothing but time.
+-- The index. Everything in it is derived from the trace files, and is kept when retention has deleted these. Where the
+-- schema changes, an older index is carried over (upgrade.py).
 
 create table meta (
     key varchar primary key,
@@ -66,11 +67,56 @@ create table spans (
     executed boolean,
     attempts integer,
     compensates varchar,
+    approval_id varchar,
+    is_approval boolean,
+    refused boolean,
+    rule varchar,
+    scope varchar,
+    unit varchar,
+    amount varchar,
     attributes map(varchar, varchar),
     resource map(varchar, varchar),
     events json,
     links json,
     source varchar
+);
+
+-- Of each trace and each run what its spans come to; `totals.sql` keeps them.
+create schema totals;
+
+create table totals.traces (
+    trace_id varchar,
+    root struct(name varchar, service_name varchar, run_id varchar),
+    root_started timestamp_ns,
+    name varchar,
+    service_name varchar,
+    run_id varchar,
+    run_state varchar,
+    run_ended timestamp_ns,
+    started timestamp_ns,
+    ended timestamp_ns,
+    spans bigint,
+    errors bigint,
+    cost_usd double
+);
+
+create table totals.runs (
+    run_id varchar,
+    name varchar,
+    started timestamp_ns,
+    ended timestamp_ns,
+    last struct(state varchar, reason varchar, trace_id varchar),
+    last_ended timestamp_ns,
+    calls bigint,
+    undone varchar[],
+    llm_calls bigint,
+    errors bigint,
+    cost_usd double,
+    input_tokens bigint,
+    output_tokens bigint,
+    agent_name varchar,
+    conversation_id varchar,
+    trace_id varchar
 );
 
 -- Copies of the ledger's own records, beside the spans: what the audit trail names as changed is copied anew.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ from sagaspan import exceptions, semconv
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 # Bytes; DuckDB's buffers grow with it, so only a batch that needs more gets more.
 MAXIMUM_LINE: Final = 16 * 1024 * 1024
 
@@ -41,7 +41,19 @@ def create_scripts() -> tuple[str, ...]:
 
 def ingest_statement(name: str, *, maximum_line: int = MAXIMUM_LINE) -> str:
     """The statement called ``name`` in ``ingest.sql``; lines up to ``maximum_line`` bytes are read."""
-    return _named()[name].replace(f"maximum_object_size = {MAXIMUM_LINE}", f"maximum_object_size = {maximum_line}")
+    parts = _parts("ingest.sql")
+    statement = parts[name].replace("{derived}", parts["derived"])
+    return statement.replace(f"maximum_object_size = {MAXIMUM_LINE}", f"maximum_object_size = {maximum_line}")
+
+
+def total_statement(name: str) -> str:
+    """The statement called ``name`` in ``totals.sql``."""
+    return _parts("totals.sql")[name]
+
+
+def prune_statement(name: str) -> str:
+    """The statement called ``name`` in ``prune.sql``."""
+    return _parts("prune.sql")[name]
 
 
 @cache
@@ -55,17 +67,13 @@ def named_queries() -> dict[str, tuple[str, str]]:
 
 
 @cache
-def _named() -> dict[str, str]:
-    return _parts("ingest.sql")
-
-
 def _parts(name: str) -> dict[str, str]:
     parts = re.split(r"^-- name: ([\w-]+)\n", _read(name), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def _read(name: str) -> str:
-    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
     return Template(text).substitute(_names())
 
 
@@ -89,12 +97,6 @@ def _names() -> dict[str, str]:
         "REFUSALS": refusals,
     }
     return names | firsts | more
-
-
-def traces_of(ids: str) -> str:
-    """The view ``traces`` over the spans of some traces alone: a filter on the view would come after the counting."""
-    view = _read("views.sql").partition("create view traces as\n")[2].partition(";\n")[0]
-    return view.replace("from spans\n", f"from (select * from spans where trace_id in {ids}) as spans\n")  # noqa: S608 - our own SQL
 
 
 def captured(which: str) -> str:

@@ -14,9 +14,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from sagaspan.index.damage import damaged_lines, has_text, too_long
-from sagaspan.index.files import FileLedger, KnownFile, Slice, cut, new_slices, size_of, trace_files
+from sagaspan.index.files import BATCH_BYTES, FileLedger, KnownFile, Slice, cut, new_slices, size_of, trace_files
 from sagaspan.index.rows import DamagedLine, SyncReport
 from sagaspan.index.sql import MAXIMUM_LINE, ingest_statement
+from sagaspan.index.totals import add_totals
 from sagaspan.index.transaction import transaction
 
 if TYPE_CHECKING:
@@ -25,11 +26,10 @@ if TYPE_CHECKING:
 
     from duckdb import DuckDBPyConnection
 
-BATCH_BYTES: Final = 128 * 1024 * 1024
 _STAGING: Final = ".staging"
 _COLUMNS: Final = tuple(column.name for column in fields(KnownFile))
 _RECALL: Final = f"select {', '.join(_COLUMNS)} from files"  # noqa: S608 - our own field names
-_REMEMBER: Final = f"insert into files ({', '.join(_COLUMNS)}) values ({', '.join('?' for _ in _COLUMNS)})"  # noqa: S608
+REMEMBER: Final = f"insert into files ({', '.join(_COLUMNS)}) values ({', '.join('?' for _ in _COLUMNS)})"  # noqa: S608
 
 
 @dataclass(slots=True)
@@ -49,6 +49,7 @@ class _Totals:
     spans: int = 0
     duplicates: int = 0
     damaged: list[DamagedLine] = field(default_factory=list)
+    is_incomplete: bool = False
 
 
 def sync_files(
@@ -62,7 +63,7 @@ def sync_files(
     totals = _Totals()
     staging = directory / _STAGING
     paths = trace_files(directory)
-    known = _known_files(connection)
+    known = known_files(connection)
     todo = _todo(paths, known) if progress else 0
     done = 0
     if progress is not None:
@@ -81,6 +82,7 @@ def sync_files(
         spans=totals.spans,
         duplicates=totals.duplicates,
         damaged=tuple(totals.damaged),
+        is_incomplete=totals.is_incomplete,
     )
 
 
@@ -89,7 +91,8 @@ def _todo(paths: list[Path], known: list[KnownFile]) -> int:
     return max(0, sum(size_of(path) for path in paths) - sum(file.size or file.position for file in known))
 
 
-def _known_files(connection: DuckDBPyConnection) -> list[KnownFile]:
+def known_files(connection: DuckDBPyConnection) -> list[KnownFile]:
+    """How far each file has been read."""
     rows = connection.execute(_RECALL).fetchall()
     return [KnownFile(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
 
@@ -108,6 +111,7 @@ def _batches(paths: list[Path], ledger: FileLedger, limit: int, totals: _Totals)
         except OSError as error:
             reason = f"the file cannot be read ({error.strerror}); it is tried again at the next sync"
             totals.damaged.append(DamagedLine(path=path, line=0, position=0, reason=reason))
+            totals.is_incomplete = True
     if batch.slices:
         yield batch
 
@@ -202,10 +206,12 @@ def _first_rows(batch: _Batch, staged: int) -> list[int]:
 def _insert(connection: DuckDBPyConnection) -> tuple[int, int]:
     """Add the staged spans. Returns how many there were, and how many of them were new."""
     earliest, latest, found = connection.execute(ingest_statement("bounds")).fetchall()[0]
-    before = connection.execute(ingest_statement("last_row")).fetchall()[0]
+    (before,) = connection.execute(ingest_statement("last_row")).fetchall()[0]
     added: int = connection.execute(ingest_statement("insert"), [earliest, latest]).fetchall()[0][0]
-    if connection.execute(ingest_statement("repeated"), before).fetchall()[0][0]:
-        added -= connection.execute(ingest_statement("deduplicate"), before).fetchall()[0][0]
+    if connection.execute(ingest_statement("repeated"), [before]).fetchall()[0][0]:
+        added -= connection.execute(ingest_statement("deduplicate"), [before]).fetchall()[0][0]
+    if added:
+        add_totals(connection, before)
     return found, added
 
 
@@ -216,7 +222,7 @@ def _record(connection: DuckDBPyConnection, slices: list[Slice], damaged: list[D
                 "delete from files where device = ? and inode = ? and head_sha1 = ?",
                 [piece.before.device, piece.before.inode, piece.before.head_sha1],
             )
-        connection.execute(_REMEMBER, astuple(piece.after))
+        connection.execute(REMEMBER, astuple(piece.after))
     now = datetime.now(UTC).replace(tzinfo=None)
     for line in damaged:
         connection.execute(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sagaspan.index.errors import TraceNotFound
 from sagaspan.index.rows import SpanLink, SpanRow, TraceRow
-from sagaspan.index.sql import traces_of
 from sagaspan.index.where import SPAN_COLUMNS, choose
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ def list_traces(connection: DuckDBPyConnection, where: Where) -> tuple[TraceRow,
     """The latest traces that fit, newest first."""
     choose(connection, where)
     rows = connection.execute(
-        "select trace_id, name, status, started, duration_ms, spans, errors, cost_usd, service_name, run_id "  # noqa: S608 - our own SQL
-        f"from ({traces_of('(from chosen)')}) order by started desc nulls last, trace_id"
+        "select trace_id, name, status, started, duration_ms, spans, errors, cost_usd, service_name, run_id "
+        "from traces where trace_id in (from chosen) order by started desc nulls last, trace_id"
     ).fetchall()
     found = [dict(zip(TraceRow.__slots__, row, strict=True)) for row in rows]
     return tuple(TraceRow(**{**row, "name": row["name"] or "", "start": _aware(row["start"])}) for row in found)

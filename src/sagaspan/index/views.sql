@@ -1,38 +1,39 @@
 -- The questions people ask, as views. Names after a dollar sign are the constants of semconv.py. Times are UTC,
 -- durations milliseconds. What each view and column means is said in columns.sql, and the docs are made from that.
 
--- The first by time is looked for among the roots alone, of which there are few: of what has none any span will do.
 create view traces as
-with counted as (
-    select
-        trace_id,
-        arg_min({'name': name, 'service_name': service_name, 'run_id': run_id}, start_time) filter (
-            where parent_span_id is null
-        ) as root,
-        any_value(name) as some_name,
-        any_value(service_name) as some_service,
-        any_value(run_id) as some_run,
-        arg_max(state, end_time) filter (where is_run) as run_state,
-        min(start_time) as started,
-        max(end_time) as ended,
-        count(*) as spans,
-        count(*) filter (where status = 'ERROR') as errors,
-        sum(cost_usd) as cost_usd
-    from spans
-    group by trace_id
-)
 select
     trace_id,
-    coalesce(root.name, some_name) as name,
+    coalesce(root.name, name) as name,
     coalesce(run_state, case when errors > 0 then 'error' else 'ok' end) as status,
     started,
     (epoch_ns(ended) - epoch_ns(started)) / 1e6 as duration_ms,
     spans,
     errors,
     cost_usd,
-    coalesce(root.service_name, some_service) as service_name,
-    coalesce(root.run_id, some_run) as run_id
-from counted;
+    coalesce(root.service_name, service_name) as service_name,
+    coalesce(root.run_id, run_id) as run_id
+from totals.traces;
+
+create view runs as
+select
+    run_id,
+    name,
+    last.state as state,
+    last.reason as reason,
+    started,
+    (epoch_ns(ended) - epoch_ns(started)) / 1e6 as duration_ms,
+    calls,
+    coalesce(len(undone), 0) as compensations,
+    llm_calls,
+    errors,
+    cost_usd,
+    input_tokens,
+    output_tokens,
+    agent_name,
+    conversation_id,
+    coalesce(last.trace_id, trace_id) as trace_id
+from totals.runs;
 
 create view tool_calls as
 select
@@ -62,57 +63,6 @@ select
     span_id
 from spans
 where operation = '$OPERATION_EXECUTE_TOOL';
-
-create view runs as
-with counted as (
-    select
-        run_id,
-        any_value(run_name) as name,
-        min(start_time) as started,
-        (epoch_ns(max(end_time)) - epoch_ns(min(start_time))) / 1e6 as duration_ms,
-        arg_max({'state': state, 'reason': reason, 'trace_id': trace_id}, end_time) filter (where is_run) as last,
-        count(*) filter (
-            where operation = '$OPERATION_EXECUTE_TOOL' and phase is distinct from '$PHASE_COMPENSATION'
-                and (outcome is null or outcome not in ('$OUTCOME_REPLAYED', '$OUTCOME_JOINED'))
-                and state is distinct from 'awaiting_approval'
-        ) as calls,
-        count(*) filter (where operation in ($LLM_OPERATIONS)) as llm_calls,
-        count(*) filter (where status = 'ERROR' and not is_run) as errors,
-        sum(cost_usd) as cost_usd,
-        sum(input_tokens)::bigint as input_tokens,
-        sum(output_tokens)::bigint as output_tokens,
-        any_value(agent_name) as agent_name,
-        any_value(conversation_id) as conversation_id,
-        any_value(trace_id) as trace_id
-    from spans
-    where run_id is not null
-    group by run_id
-),
-undone as (
-    select run_id, count(distinct coalesce(compensates, span_id)) as compensations
-    from spans
-    where phase = '$PHASE_COMPENSATION' and run_id is not null
-    group by run_id
-)
-select
-    run_id,
-    name,
-    last.state as state,
-    last.reason as reason,
-    started,
-    duration_ms,
-    calls,
-    coalesce(compensations, 0) as compensations,
-    llm_calls,
-    errors,
-    cost_usd,
-    input_tokens,
-    output_tokens,
-    agent_name,
-    conversation_id,
-    coalesce(last.trace_id, trace_id) as trace_id
-from counted
-left join undone using (run_id);
 
 create view saga_steps as
 with forward as (
@@ -178,9 +128,7 @@ where operation in ($LLM_OPERATIONS);
 
 create view approvals as
 with askings as (
-    select *, attributes['$APPROVAL_ID'] as approval_id
-    from spans
-    where operation is null and (starts_with(name, 'approval ') or attributes['$APPROVAL_ID'] is not null)
+    select * from spans where is_approval
 )
 select
     approval_id,
@@ -240,17 +188,17 @@ union all
 select
     start_time as time,
     error_type as what,
-    attributes['$BUDGET_SCOPE'] as scope,
-    attributes['$BUDGET_UNIT'] as unit,
+    scope,
+    unit,
     null as per,
-    attributes['$BUDGET_LIMIT'] as amount,
+    amount,
     null as percent,
     coalesce(tool_name, model) as tool,
     run_id,
     trace_id,
     span_id
 from spans
-where error_type in ('budget_exceeded', 'rate_limited') and operation is not null and not coalesce(executed, false);
+where refused and error_type in ('budget_exceeded', 'rate_limited');
 
 create view refusals as
 select
@@ -258,8 +206,8 @@ select
     error_type as reason,
     coalesce(tool_name, model) as tool,
     operation,
-    attributes['$POLICY_RULE'] as rule,
-    attributes['$BUDGET_SCOPE'] as scope,
+    rule,
+    scope,
     status_message as message,
     run_id,
     agent_name,
@@ -268,7 +216,7 @@ select
     trace_id,
     span_id
 from spans
-where error_type in ($REFUSALS) and operation is not null and not coalesce(executed, false);
+where refused;
 
 create view errors as
 select

@@ -36,6 +36,10 @@ class Asked:
         self._answered.update(call_ids)
         self._until_us = max(self._until_us, until_us)
 
+    def is_answered(self, call_id: str) -> bool:
+        """Whether a call was answered from its record, or by a checkpoint."""
+        return call_id in self._answered
+
     def has_run(self, run_id: str) -> bool:
         """Whether a nested run was entered."""
         return run_id in self._runs

@@ -37,18 +37,23 @@ START: Final[Link] = (0, _NOTHING)
 
 def link(before: Link, seq: int, row: AuditRow, content: bytes | None) -> Link:
     """The place of ``row`` after ``before``; ``seq`` is its number in the ledger."""
+    number = before[0] + 1
+    text = f"[{seq},{number},{tail(row)}"
+    return number, sha256(before[1] + (content or _NOTHING) + text.encode()).digest()
+
+
+def tail(row: AuditRow) -> str:
+    """The JSON of ``row`` after its two numbers, which a database gives it."""
     call_id, approval_id, from_state, digest, detail = (
         row.call_id, row.approval_id, row.from_state, row.digest, row.detail,
     )  # fmt: skip
-    number = before[0] + 1
-    text = (
-        f"[{seq},{number},{row.at_us},{quoted(row.namespace)},{quoted(row.run_id)},"
+    return (
+        f"{row.at_us},{quoted(row.namespace)},{quoted(row.run_id)},"
         f"{'null' if call_id is None else quoted(call_id)},{'null' if approval_id is None else quoted(approval_id)},"
         f"{quoted(row.event)},{'null' if from_state is None else quoted(from_state)},{quoted(row.to_state)},"
         f"{quoted(row.actor)},{'null' if digest is None else quoted(digest)},"
         f"{'null' if detail is None else quoted(detail)}]"
     )
-    return number, sha256(before[1] + (content or _NOTHING) + text.encode()).digest()
 
 
 def forgetting(namespace: str, run_id: str, gaps: Sequence[Gap], *, actor: str, at_us: int) -> AuditRow:
@@ -58,6 +63,15 @@ def forgetting(namespace: str, run_id: str, gaps: Sequence[Gap], *, actor: str, 
         at_us=at_us, namespace=namespace, run_id=run_id, call_id=None, event=FORGET, from_state=None,
         to_state="forgotten", actor=actor, detail=canonical(said).decode(),
     )  # fmt: skip
+
+
+def gaps_between(rows: Sequence[Link]) -> list[Gap]:
+    """What pruned rows leave, of their places in order: those that follow each other are one gap."""
+    found: list[Gap] = []
+    for number, digest in rows:
+        follows = found and found[-1][1] == number - 1
+        found[-1:] = [(found[-1][0], number, digest)] if follows else [*found[-1:], (number, number, digest)]
+    return found
 
 
 def gaps_of(row: AuditRow) -> list[Gap]:

@@ -12,10 +12,12 @@ from typing import Any, Final
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._clock import new_id, now_us
+from sagaspan._tool import Reads
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger import approvals
 from sagaspan.ledger.approvals import OPEN, Digest, Vote
 from sagaspan.ledger.asking import decided
+from sagaspan.ledger.edits import as_read
 from sagaspan.ledger.records import ApprovalRecord
 from sagaspan.ledger.requests import is_uninspectable, shown_of
 from sagaspan.ledger.store import ApprovalChange, NonceChange, Store
@@ -31,8 +33,8 @@ def get(store: Store, approval_id: str) -> ApprovalRecord:
 
 def as_due(store: Store, record: ApprovalRecord) -> ApprovalRecord:
     """``record`` as it is now: one that nobody decided in time is expired, on record."""
-    while approvals.is_due(record, now_us()):
-        change = approvals.expire(record, now_us(), owner.this_process())
+    while approvals.is_due(record, now := store.now_us()):
+        change = approvals.expire(record, now, owner.this_process())
         if store.commit([change], synced=False):
             return _counted(change.record, "")
         record = store.approval(record.id) or record
@@ -82,24 +84,20 @@ def edit(
     *,
     make_digest: Digest,
     only: Condition = ANYWAY,
+    reads: Reads | None = None,
 ) -> ApprovalRecord:
     """A new request with all ``arguments`` (plain JSON data) in the place of this one; its editor agrees to it.
 
-    Raises ``ResolutionError`` for arguments of other names, and for who could not agree.
+    Raises ``ResolutionError`` for arguments of other names, those that ``reads`` refuses, redacted ones, and for who
+    could not agree.
     """
     record = as_due(store, record)
     _informed(record, vote, make_digest, only)
-    known = sorted(approvals.arguments_of(record))
-    if sorted(arguments) != known:
-        raise ResolutionError(
-            f"an edit gives all arguments of {record.tool!r}: {', '.join(known) or 'none'}; it has "
-            f"{', '.join(sorted(arguments)) or 'none'}",
-            tool_ran="no",
-        )
+    arguments = as_read(record.tool, reads, approvals.arguments_of(record), arguments)
     subject = approvals.subject_of(
         namespace=record.namespace, scope=record.scope, tool=record.tool, arguments=arguments
     )
-    now = now_us()
+    now = store.now_us()
     new = replace(
         record, id=new_id(now), subject=approvals.subject_text(subject), digest=make_digest(subject), edits=record.id,
         version=1, votes="[]", created_us=now, expires_us=now + record.expires_us - record.created_us,

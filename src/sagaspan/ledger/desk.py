@@ -21,6 +21,7 @@ from sagaspan._clock import monotonic, new_id, now_us
 from sagaspan._compensation import is_async_callable
 from sagaspan._console import Console, somebody_is_there
 from sagaspan._context import approver_here, nothing_in_force
+from sagaspan._tool import Reads
 from sagaspan.approvers import LATER, Approve, Approver, Callback, Deny, Edit, Inbox
 from sagaspan.exceptions import (
     ApprovalDenied,
@@ -35,6 +36,7 @@ from sagaspan.ledger import approvals, decisions
 from sagaspan.ledger.approvals import Digest, Requirement, Vote
 from sagaspan.ledger.asking import TRACEPARENT, Asking
 from sagaspan.ledger.decisions import Condition
+from sagaspan.ledger.edits import NoEdit
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import OUTSIDE_RUN, request_of, shown_of
 from sagaspan.ledger.so_far import so_far
@@ -127,7 +129,7 @@ class Desk:
         while True:
             found = self._store.approvals_about(call.run.namespace, scope, call.tool.name, key, digest)
             found = [decisions.as_due(self._store, record) for record in found]
-            self._check_final(call, found, digest)
+            self._check_final(call, found, digest, asking)
             known = next((one for one in found if one.key == key and one.state in approvals.OPEN), None)
             if known is not None and known.digest == digest and known.policy == policy:
                 return known, digest
@@ -153,17 +155,18 @@ class Desk:
         edit = None if call.edited is None else self._store.approval(call.edited)
         return own if edit is None else own.no_less_than(approvals.requirement_of(edit))
 
-    def _check_final(self, call: Call, found: list[ApprovalRecord], digest: str) -> None:
+    def _check_final(self, call: Call, found: list[ApprovalRecord], digest: str, asking: Asking) -> None:
         """A no stands for these arguments in this run, however often they are asked about."""
         for record in found:
             same = record.digest == digest or took_place(record, found, digest)
             if same and record.state in _ENDED and record.run_id == call.run.id:
+                asking.record = record
                 _check_not_ended(call, record)
 
     def _new(
         self, call: Call, scope: str, key: str, text: str, digest: str, policy: str, asked_in: str | None
     ) -> ApprovalRecord:
-        now = now_us()
+        now = self._store.now_us()
         asking = dict.fromkeys(filter(None, (owner.os_user(), call.run.user, call.run.agent)))
         requirement, compensate = call.tool.policy.approval, call.tool.policy.compensate
         facts = {
@@ -210,8 +213,11 @@ class Desk:
         if answer is LATER:
             return record
         try:
-            return await call.io(self._decide, record, answer, approver.channel)
+            return await call.io(self._decide, record, answer, approver.channel, call.tool.reads)
         except ResolutionError as error:
+            if isinstance(error, NoEdit) and isinstance(approver, Callback):  # what is no decision refuses
+                no = Deny(f"the approver's answer is no decision: {error}")
+                return await call.io(self._decide, record, no, approver.channel, None)
             now = await call.io(self._latest, record)
             if now.state is ApprovalState.PENDING and now.version == record.version:  # it was no one who may say so
                 _log.warning("%s", error)
@@ -229,7 +235,7 @@ class Desk:
             with nothing_in_force():
                 return await approver.decide(request)
 
-        left = max((record.expires_us - now_us()) / 1e6, 0.001)
+        left = max((record.expires_us - self._store.now_us()) / 1e6, 0.001)
         limits: Any = {"timeout": None if approver.channel in _IN_PLACE else left, "watch": UNWATCHED}
         try:
             answer = await call.backend.run_body(aask if is_async else ask, is_async=is_async, **limits)
@@ -247,7 +253,7 @@ class Desk:
             return Deny(f"the approver failed: {type(error).__name__}")
         return _as_decision(answer, is_approver=not isinstance(approver, Callback))
 
-    def _decide(self, record: ApprovalRecord, answer: Any, channel: str) -> ApprovalRecord:
+    def _decide(self, record: ApprovalRecord, answer: Any, channel: str, reads: Reads | None) -> ApprovalRecord:
         by = answer.by or owner.os_user()  # an approver that names nobody speaks for who runs it
         if isinstance(answer, Deny):
             return decisions.deny(self._store, record, by=by, channel=channel, reason=answer.reason)
@@ -257,7 +263,7 @@ class Desk:
             return decisions.approve(self._store, record, vote, make_digest=self._digest, only=only)
         try:
             plain = {name: codecs.to_json(value, name) for name, value in answer.arguments.items()}
-            return decisions.edit(self._store, record, plain, vote, make_digest=self._digest, only=only)
+            return decisions.edit(self._store, record, plain, vote, make_digest=self._digest, only=only, reads=reads)
         except (codecs.Unencodable, AttributeError) as problem:
             reason = f"the edit cannot be recorded: {problem}"
             return decisions.deny(self._store, record, by=by, channel=channel, reason=reason)

@@ -18,6 +18,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from sagaspan._checks import masked
 from sagaspan._fork import new_lock
 from sagaspan.codecs import ENCRYPTED, Codec, Sealed, is_encrypted
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
@@ -100,7 +101,8 @@ class Encryption:
             if isinstance(text, Sealed) or not text.startswith(_KEY):
                 raise ConfigurationError(
                     f"the codec of this guard does not read what the namespace {self._namespace!r} of the ledger "
-                    f"{self._facts.url} was encrypted with, so nothing is written; give it the key that it had before"
+                    f"{masked(self._facts.url)} was encrypted with, so nothing is written; give it the key that it had "
+                    "before"
                 )
             # Under the newest key from now on, so that an older one can be dropped one day.
             self._facts.put_fact(self._namespace, OF_CODEC, self._sealed(text), expected=known)

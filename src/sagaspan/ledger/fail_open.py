@@ -17,9 +17,11 @@ from sagaspan._clock import monotonic, now_us
 from sagaspan._tool import Tool
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger.attempts import run_attempts
-from sagaspan.ledger.ledger import ONCE, Ledger, new_record, outcome
+from sagaspan.ledger.claims import new_record
+from sagaspan.ledger.ledger import ONCE, Ledger
 from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.records import RunRecord
+from sagaspan.ledger.settling import outcome
 
 _log = logging.getLogger("sagaspan")
 RETRY_SECONDS: Final = 5.0

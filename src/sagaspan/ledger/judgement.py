@@ -6,7 +6,7 @@ under the next epoch. Neither ever permits a second run by itself.
 Clocks decide as little as they can. A lease of this machine is read by the monotonic clock since boot, which nobody
 sets. For a holder of another machine, or of an earlier boot, wall clocks may differ by any amount: its lease counts as
 over once we have watched it stand still for longer than it lasts, or at once where it ended longer ago than clocks
-are ever wrong.
+are ever wrong. A ledger on a server has one clock for all: there a lease is over when it is over.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Judge:
         if owner.same_boot(holder):
             over = boot_us() > lease.until_boot_us
         else:
-            over = now_us() - lease.until_us > CLOCK_TOLERANCE_US or self._seconds_to_watch(lease) <= 0
+            tolerance = 0 if self._store.keeps_time else CLOCK_TOLERANCE_US
+            over = now_us() - lease.until_us > tolerance or self._seconds_to_watch(lease) <= 0
         return Verdict.EXPIRED if over else Verdict.ALIVE
 
     def is_over(self, holder: str, token: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 from sagaspan import _clock as clock
 from sagaspan import _fork as fork
 from sagaspan import _owner as owner
+from sagaspan._checks import masked
 from sagaspan._clock import boot_us, monotonic, now_us
 from sagaspan.exceptions import ConfigurationError, StoreError
 from sagaspan.ledger import watching
@@ -93,7 +94,7 @@ class Lease:
             self.behind = False
         except StoreError as error:
             _log.warning("the lease on %s could not be renewed, or a call settled; it is tried again: %s",
-                         self._store.url, error)  # fmt: skip
+                         masked(self._store.url), error)  # fmt: skip
 
     def lapse(self) -> None:
         """Nothing is open: let the next claim renew first."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from sagaspan import codecs
 from sagaspan._characters import folded, visible, word
 from sagaspan.approvers import ApprovalRequest
-from sagaspan.ledger.approvals import Digest, arguments_of, requested_by, requirement_of, votes_of
-from sagaspan.ledger.records import ApprovalRecord, moment
+from sagaspan.ledger.approvals import ApprovalEvent, Digest, arguments_of, requested_by, requirement_of, votes_of
+from sagaspan.ledger.records import ApprovalRecord, ApprovalState, AuditRow, moment
 from sagaspan.rendering import Rendered, cut, few, render_subject
 
+_DENIED: Final = f"approval.{ApprovalEvent.DENY}"
 OUTSIDE_RUN: Final = "outside a run"
 """The fact of a request for a call that was made outside any run."""
 
@@ -76,7 +77,7 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
         ("policy", facts.get("policy")),
         ("asked by", ", ".join(map(word, requested_by(record)))),
         ("needs", _needs(record)),
-        ("approved by", decided_by(record)),
+        ("approved by", _agreed(record)),
         ("denied", None if record.reason is None else cut(codecs.legible(record.reason) or "")),
         ("edits", record.edits),
         ("state", record.state),
@@ -115,8 +116,25 @@ def _so_far(facts: dict[str, Any]) -> str | None:
     return f"{facts['calls']} call{'' if facts['calls'] == 1 else 's'} in this run{cost}"
 
 
-def decided_by(record: ApprovalRecord) -> str:
-    """Who agreed, for people."""
+def denials_of(audit: Iterable[AuditRow]) -> dict[str | None, AuditRow]:
+    """Who said no to which request: a request has the names of those who agreed alone."""
+    return {row.approval_id: row for row in audit if row.event == _DENIED}
+
+
+def decided_by(record: ApprovalRecord, denials: Mapping[str | None, AuditRow]) -> str:
+    """Who agreed, or said no, for people."""
+    if record.state is not ApprovalState.DENIED:
+        return _agreed(record)
+    no = denials.get(record.id)
+    return "" if no is None else said_by(no)
+
+
+def said_by(row: AuditRow) -> str:
+    """Who decided, and by which channel, of the row of the audit trail that says so."""
+    return f"{word(row.actor)} ({word((row.detail or '').removeprefix('by '))})"
+
+
+def _agreed(record: ApprovalRecord) -> str:
     for_whom = [(one, f" for {word(one.on_behalf_of)}" if one.on_behalf_of else "") for one in votes_of(record)]
     return ", ".join(f"{word(one.by)}{instead} ({word(one.channel)})" for one, instead in for_whom)
 

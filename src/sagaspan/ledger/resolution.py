@@ -18,6 +18,7 @@ from sagaspan._probe import NOT_GIVEN, Answer, Applied
 from sagaspan.exceptions import NotApplied, ResolutionError
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, Phase, call_info
+from sagaspan.ledger.tasks import why_of
 from sagaspan.ledger.transitions import UNDONE_IN_DOUBT, CallEvent
 
 IN_DOUBT: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN)
@@ -74,7 +75,7 @@ def not_sent(rows: Sequence[AuditRow]) -> bool:
         if row.event == CallEvent.SENDING:
             return False
         if row.event == CallEvent.CLAIM:
-            return row.detail == MARKS and row.from_state in (None, CallState.FAILED, CallState.SCHEDULED)
+            return why_of(row) == MARKS and row.from_state in (None, CallState.FAILED, CallState.SCHEDULED)
     return False
 
 
@@ -162,7 +163,7 @@ def weigh_late_result(
         return CallEvent.SUPPLY_RESULT if wanted else None
     if not (given_up or late) and record.epoch == epoch:
         return None
-    later = [row.detail == RESENT for row in rows if row.event == CallEvent.CLAIM][epoch:]
+    later = [why_of(row) == RESENT for row in rows if row.event == CallEvent.CLAIM][epoch:]
     same_effect = rerunnable or (all(later) if later else dedupes)
     return None if same_effect else CallEvent.DUPLICATE_EFFECT
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sagaspan import _live as live
 from sagaspan import _secret as secret
 from sagaspan import codecs
+from sagaspan._checks import masked
 from sagaspan._fork import new_lock
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import canonical
@@ -51,6 +52,10 @@ class Seal:
         self._redactions[namespace, tool] = redaction.beside(self._redactions.get((namespace, tool)))
         self._noted.discard((namespace, tool))
         self.active = True
+
+    def redaction(self, namespace: str, tool: str) -> Redaction | None:
+        """What is redacted of ``tool``, if anything is."""
+        return self._redactions.get((namespace, tool))
 
     def note(self, namespace: str, tool: str) -> None:
         """Write down what is redacted of ``tool``, for processes that do not have it. Raises ``StoreError``."""
@@ -105,26 +110,42 @@ class Seal:
                 key = self._keys[namespace] = self._load_key(namespace)
         return key
 
+    def where_key_is(self, namespace: str) -> tuple[str, bool]:
+        """Where the key is that this process would use, and whether something is written with it; makes nothing.
+
+        Raises ``ConfigurationError`` for none where there was one, or another, or ``StoreError``.
+        """
+        key, known = self._found_key(namespace)
+        path = secret.path_for(self._facts.url)
+        if key is None:
+            return f"made in {path} when it is first needed", False
+        return secret.VARIABLE if secret.from_environment() else str(path), known is not None
+
     def _load_key(self, namespace: str) -> bytes:
+        key, known = self._found_key(namespace)
+        key = key or secret.make_for(self._facts.url)
+        if known is None and not self._facts.put_fact(namespace, _OF_SECRET, _mark(key), expected=None):
+            self._found_key(namespace)
+        return key
+
+    def _found_key(self, namespace: str) -> tuple[bytes | None, str | None]:
+        """The key that is here, and the mark of the one that the ledger was written with."""
         known = self._facts.facts(namespace).get(_OF_SECRET)
         path = secret.path_for(self._facts.url)
         key = secret.from_environment() or secret.read(path)
         if key is None and known is not None:
             raise ConfigurationError(
-                f"the secret {path}, with which the ledger {self._facts.url} was written, is gone; restore it, or name "
-                f"it with {secret.VARIABLE}. Another one would let calls that were done be done again"
+                f"the secret with which the ledger {masked(self._facts.url)} was written is not in {path}; restore it, "
+                f"copy it from a host that has it, or name it with {secret.VARIABLE}, the same for all hosts and users "
+                "of a ledger. Another one would let calls that were done be done again"
             )
-        key = key or secret.make(path)
-        mine = secret.keyed_hash(key, b"the secret of this ledger")[:_DIGITS]
-        if known is None and not self._facts.put_fact(namespace, _OF_SECRET, mine, expected=None):
-            known = self._facts.facts(namespace).get(_OF_SECRET)
-        if known not in (None, mine):
+        if key is not None and known not in (None, _mark(key)):
             raise ConfigurationError(
-                f"the ledger {self._facts.url} was written with another secret than that of "
+                f"the ledger {masked(self._facts.url)} was written with another secret than that of "
                 f"{secret.VARIABLE if secret.from_environment() else path}; with this one, calls that were done would "
                 "be done again. Give every process the same one"
             )
-        return key
+        return key, known
 
     # -- what is encrypted -------------------------------------------------------------------------------------
 
@@ -175,6 +196,11 @@ class Seal:
         if record.result_lost is not None:
             changes["result_lost"] = live.scrubbed(record.result_lost)
         return replace(record, **changes) if changes else record
+
+
+def _mark(key: bytes) -> str:
+    """By what the ledger knows the key again."""
+    return secret.keyed_hash(key, b"the secret of this ledger")[:_DIGITS]
 
 
 def _through(text: str, change: Any) -> str:

@@ -58,12 +58,15 @@ class RunChange:
     """Save ``record`` if its row is still at ``expected_version`` (0: if its id is free).
 
     ``outer_epoch``: only while the run it is nested in is at this epoch and ``running`` (0: whatever that is).
+    ``takes``: a run whose holder is gone. Refused at once while anybody else is writing to it (SKIP LOCKED), instead of
+    waiting for what they make of it; a store of one writer at a time may ignore that.
     """
 
     record: RunRecord
     audit: AuditRow
     expected_version: int = 0
     outer_epoch: int = 0
+    takes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +322,17 @@ class Touched:
 
 
 class Store(Protocol):
-    """Durable records; safe for any number of threads and processes."""
+    """Durable records; safe for any number of threads and processes.
+
+    ``keeps_time``: leases are by its own clock, which all its users share, and read as this machine's would say it.
+    """
 
     url: str
     seal: Seal
+    keeps_time: bool
+
+    def now_us(self) -> int:
+        """The time by which requests for approval, links and grants end: of the database, if many hosts share it."""
 
     def facts(self, namespace: str) -> dict[str, str]:
         """What the ledger knows of a namespace beside its records, by name."""
@@ -547,6 +557,12 @@ class Store(Protocol):
 
     def compact(self) -> None:
         """Give that room back to the disk; writers wait meanwhile."""
+
+    def migrate(self, *, check: bool = False) -> list[str]:
+        """Bring the schema to that of this version, or make it; what was done, in words.
+
+        ``check``: change nothing, and raise ``SchemaOutdated`` if there is anything to do.
+        """
 
     def describe(self) -> dict[str, str | int]:
         """Facts for ``sagaspan doctor``: where, schema version, counts."""

@@ -17,11 +17,12 @@ from sagaspan._call import Call, Result
 from sagaspan._gates import Gate
 from sagaspan._middleware import CallNext
 from sagaspan._observed import ASKED, noted
-from sagaspan._tool import Tool
+from sagaspan._tool import Reads, Tool
 from sagaspan._unshown import unshown
 from sagaspan.exceptions import ApprovalDenied
 from sagaspan.keys import canonical, idempotency_key
 from sagaspan.ledger.approvals import AlreadyDone, ApprovalSpent, arguments_of, exact
+from sagaspan.ledger.edits import changed, said
 from sagaspan.ledger.records import ApprovalRecord
 
 Plain = Callable[[Tool, Mapping[str, Any]], dict[str, Any]]
@@ -120,7 +121,7 @@ class ApprovalMiddleware:
                     f"approvals show {record.id}"
                 )
             if canonical(arguments_of(record)) != canonical(exact(plain)):
-                raise Edited(_edited(call, record, plain))
+                raise Edited(_edited(call, record, plain, self._plain))
             try:
                 return await call_next(call.declare(approval=record))
             except ApprovalSpent:  # used, taken back or expired since it was read: it is asked about anew
@@ -162,17 +163,51 @@ def _again(call: Call, done: str) -> Call:
     return replace(call, key=key, idempotency_key=downstream, tool=tool, repeats=done)
 
 
-def _edited(call: Call, record: ApprovalRecord, plain: Mapping[str, Any]) -> Call:
+def _edited(call: Call, record: ApprovalRecord, plain: Mapping[str, Any], as_plain: Plain) -> Call:
     """``call`` with the arguments of ``record``; what was not changed stays the very object that it is."""
-    wanted, arguments = arguments_of(record), dict(call.arguments)
-    for name, value in call.arguments.items():
-        if canonical(wanted[name]) == canonical(exact(plain[name])):
+    wanted = arguments_of(record)
+    given = {name: codecs.decode(codecs.dump(wanted[name])) for name in changed(plain, wanted)}
+    hidden = next((name for name in given if codecs.holds_redacted(codecs.dump(wanted[name]))), None)
+    if hidden is not None:
+        raise _not_made(call, hidden)
+    if call.tool.reads is None:
+        for name in given:
+            recorded = codecs.decode(codecs.dump(plain[name]))
+            if codecs.differs(call.arguments[name], recorded, name) is not None:
+                raise _not_made(call, name)
+        return replace(call, arguments={**call.arguments, **given}, edited=record.id)
+    return replace(call, arguments=_read(call, call.tool.reads, given, wanted, as_plain), edited=record.id)
+
+
+def _read(
+    call: Call, reads: Reads, given: Mapping[str, Any], wanted: Mapping[str, Any], as_plain: Plain
+) -> dict[str, Any]:
+    """The arguments of ``call`` with those ``given`` as its tool's schema reads them; raises ``ApprovalDenied``.
+
+    What it makes of them must be what somebody agreed to: an edit that a process made which knows no schema may not be.
+    """
+    try:
+        found = reads({**call.arguments, **given}, whole=True)
+        arguments = {**call.arguments, **{name: found.get(name, value) for name, value in given.items()}}
+        read = as_plain(call.tool, arguments)
+    except Exception as error:
+        raise ApprovalDenied(
+            f"tool {call.tool.name!r} did not run: its arguments were edited so that they do not fit its schema "
+            f"({said(error)})"
+        ) from error
+    for name in changed({name: wanted[name] for name in given}, read):
+        if type(given[name]) in (int, float) and canonical(read[name]) == canonical(given[name]):
+            arguments[name] = given[name]  # 5 for 5.0, as somebody writes it on the command line
             continue
-        recorded = codecs.decode(codecs.dump(plain[name]))
-        if codecs.holds_redacted(codecs.dump(wanted[name])) or codecs.differs(value, recorded, name) is not None:
-            raise ApprovalDenied(
-                f"tool {call.tool.name!r} did not run: its argument {name!r} was edited, and is a "
-                f"{type(value).__qualname__}, which cannot be made again from what was approved. Deny it instead"
-            )
-        arguments[name] = codecs.decode(codecs.dump(wanted[name]))
-    return replace(call, arguments=arguments, edited=record.id)
+        raise ApprovalDenied(
+            f"tool {call.tool.name!r} did not run: its argument {name!r} was edited to what its schema reads as "
+            f"something else ({codecs.dump(read[name])[:100]}), which nobody agreed to; edit it to that"
+        )
+    return arguments
+
+
+def _not_made(call: Call, name: str) -> ApprovalDenied:
+    return ApprovalDenied(
+        f"tool {call.tool.name!r} did not run: its argument {name!r} was edited, and is a "
+        f"{type(call.arguments[name]).__qualname__}, which cannot be made again from what was approved. Deny it instead"
+    )

@@ -16,6 +16,7 @@ from sagaspan._call import Call, Result
 from sagaspan._clock import now_us
 from sagaspan._middleware import CallNext
 from sagaspan._observed import let_by
+from sagaspan._signals import in_branch
 from sagaspan._waiting import Waiting
 from sagaspan.exceptions import LoopDetected
 from sagaspan.keys import KeySource
@@ -28,7 +29,7 @@ class LoopMiddleware:
     """``allowed`` is how often an equal call may bring an equal result where the policy does not say; False: any.
 
     ``serve`` is the ledger's answer to a call that is on record; ``keep`` puts on record what no record of a call says:
-    an answer that was given again, or (None) a refusal.
+    an answer that was given again, the branch of a call that another one equals, or (None) a refusal.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class LoopMiddleware:
             call = looked
         result = await call_next(call)
         if result.executed or not _is_earlier(call, result):
+            is_apart = call.branch is not None and signals.is_asked_in_another(call.tool.name, args)
             signals.add(result.record, args, counts=allowed is not False)
-            if not result.executed and result.record.id != call.id:  # else it was scheduled now, which its record says
+            is_own = result.executed or result.record.id == call.id  # made, or scheduled: its record says it
+            if is_apart or not is_own:
                 await call.io(self._keep, call, result.record)
             if allowed is not False and (verdict := loops.observe(signals.ring, allowed=int(allowed))) is not None:
                 _nudge(call, verdict)
@@ -93,7 +96,7 @@ def _asked(call: Call) -> str:
     asked = call.key.value if call.key.source is KeySource.BUSINESS else call.key.fingerprint
     if call.key.source is not KeySource.BUSINESS and call.tool.receiver is not None:
         asked = f"{asked}@{call.signals.number_of(call.context.get(call.tool.receiver))}"
-    return asked if call.branch is None else f"{asked}#{call.branch}"
+    return in_branch(asked, call.branch)
 
 
 def _is_earlier(call: Call, result: Result) -> bool:

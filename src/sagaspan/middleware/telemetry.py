@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import INVALID_SPAN, Span, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from sagaspan import _metrics as metrics
 from sagaspan import _spans as spans
-from sagaspan import codecs, semconv
+from sagaspan import semconv
 from sagaspan._call import Call, Result
+from sagaspan._call_content import content_of
 from sagaspan._frozen import replaced
 from sagaspan._middleware import CallNext
 from sagaspan.exceptions import ApprovalPending, KeyConflict, SagaspanError
@@ -32,21 +33,28 @@ class TelemetryMiddleware:
         self._tracer = tracer
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
-        adopted = spans.opened_for(call.tool.name) if call.scheduled is None else None
-        span = self._started(call) if adopted is None else adopted
-        if adopted is not None:
-            _adopt(adopted, call)
-        call = replaced(call, span=span, tracer=self._tracer)
-        close = spans.end if adopted is None else spans.tell
+        close: Close = spans.end
+        by_its_owner = False
+        if call.span is not INVALID_SPAN or not spans.nobody_looks(self._tracer):
+            call, close, by_its_owner = self._shown(call)
         try:
             result = await call_next(call)
         except BaseException as error:
             _refused(close, call, error)
             raise
-        if span.is_recording():
+        if call.span.is_recording():
             _ended(close, call, result)
-        _measured(call, result, is_ours=adopted is None)
+        _measured(call, result, by_its_owner=by_its_owner)
         return result
+
+    def _shown(self, call: Call) -> tuple[Call, Close, bool]:
+        """``call`` with its span, what closes that, and whether whoever opened it measures the call."""
+        adopted = spans.opened_for(call.tool.name, call.span) if call.scheduled is None else None
+        if adopted is None:
+            return replaced(call, span=self._started(call), tracer=self._tracer), spans.end, False
+        is_measured = spans.is_measured(adopted)
+        _adopt(adopted, call)
+        return replaced(call, span=adopted, tracer=self._tracer), spans.tell, is_measured
 
     def _started(self, call: Call) -> Span:
         links = None if call.scheduled is None else spans.link_to(call.scheduled.traceparent, semconv.LINK_SENDS)
@@ -74,6 +82,7 @@ def _opening(call: Call) -> dict[str, AttributeValue]:
         (semconv.GEN_AI_TOOL_CALL_ID, call.tool_call_id),
         (semconv.GEN_AI_AGENT_NAME, call.agent or call.run.agent),
         (semconv.GEN_AI_CONVERSATION_ID, call.run.conversation),
+        (semconv.USER_ID, spans.user_of(call.run.user)),
         (semconv.CALL_EFFECT, call.tool.policy.effect),
     )
     attributes.update({name: value for name, value in optional if value})
@@ -90,21 +99,8 @@ def _ended(close: Close, call: Call, result: Result) -> None:
         semconv.IDEMPOTENCY_OUTCOME: result.outcome,
     }
     if spans.captures_content():
-        attributes[semconv.GEN_AI_TOOL_CALL_ARGUMENTS] = spans.content(call.encoded)
-        attributes.update(_result_content(call, result))
+        attributes.update(content_of(call.encoded, result.value, result.error, call.tool.redaction))
     close(call.span, attributes, result.error)
-
-
-def _result_content(call: Call, result: Result) -> dict[str, AttributeValue]:
-    try:
-        if result.error is not None:
-            return {}
-        plain = codecs.to_json(result.value, hide=codecs.blank)
-        if call.tool.redaction is not None:
-            plain = call.tool.redaction.result(plain, codecs.blank)
-        return {semconv.GEN_AI_TOOL_CALL_RESULT: spans.content(codecs.dump(plain))}
-    except codecs.Unencodable:
-        return {}
 
 
 @spans.harmless(None)
@@ -121,12 +117,12 @@ def _refused(close: Close, call: Call, error: BaseException) -> None:
     close(call.span, attributes, error)
 
 
-def _measured(call: Call, result: Result, *, is_ours: bool) -> None:
+def _measured(call: Call, result: Result, *, by_its_owner: bool) -> None:
     metrics.answered(call.tool.name, result.outcome)
     if not result.executed:
         return
     record = result.record
     if result.state is CallState.UNKNOWN and record.effect != "read":
         metrics.in_doubt(record.tool, call.span)
-    if is_ours:  # else whoever opened the span measures it
+    if not by_its_owner:
         metrics.ran(call.tool.name, call.agent or call.run.agent, record, result.error, call.span)

@@ -1,4 +1,4 @@
-"""Stores by URL: ``sqlite:///relative.db``, ``sqlite:////absolute.db``."""
+"""Stores by URL: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``postgresql://user@host/database``, ``mysql://...``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def connect(
     """The store of ``url``, opened at its first use; raises ``ConfigurationError`` for a URL it cannot read.
 
     ``migrate="check"`` refuses an older schema instead of migrating it; ``durability="full"`` syncs every commit;
-    ``create=False`` (for reading) refuses a ledger that does not exist.
+    ``create=False`` (for reading) refuses a ledger that does not exist. A ledger on a server is never made nor migrated
+    by the way, whatever these say: ``sagaspan migrate`` does.
     """
     if isinstance(url, Path):
         raise ConfigurationError(f"the store {str(url)!r} is a path; write its URL: 'sqlite:///{url}'")
@@ -33,9 +34,18 @@ def connect(
         raise ConfigurationError(
             f"the store {masked(url)!r} is not a URL; write for example sqlite:///{masked(example)}"
         )
+    if scheme in ("postgresql", "postgres"):
+        from sagaspan.stores.postgres import PostgresStore
+
+        return PostgresStore(url, durability=durability)
+    if scheme in ("mysql", "mariadb"):
+        from sagaspan.stores.mariadb import MariadbStore
+
+        return MariadbStore(url, durability=durability)
     if scheme != "sqlite":
         raise ConfigurationError(
-            f"the store {masked(url)!r} is of a kind this version does not know; it knows sqlite:///PATH"
+            f"the store {masked(url)!r} is of a kind this version does not know; it knows sqlite:///PATH, "
+            "postgresql://HOST/DATABASE and mysql://HOST/DATABASE"
         )
     if not rest.startswith("/") or rest == "/":
         raise ConfigurationError(

@@ -172,7 +172,8 @@ def usage_record(row: Sequence[Any]) -> UsageRecord:
 
 def usage_totals(row: Sequence[Any]) -> UsageTotals:
     """The totals of a row whose columns are the fields of ``UsageTotals``."""
-    return UsageTotals(**dict(zip(_TOTALS, row, strict=True)))
+    key, *numbers = row  # a server adds up to decimals
+    return UsageTotals(**dict(zip(_TOTALS, (key, *map(int, numbers)), strict=True)))
 
 
 _TOTALS: Final = tuple(field.name for field in fields(UsageTotals))

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from sagaspan.exceptions import SchemaOutdated, StoreUnavailable
+from sagaspan.stores._dialects import to_mariadb, to_postgres
 
 
 class Migration(NamedTuple):
@@ -18,10 +19,31 @@ class Migration(NamedTuple):
     name: str
     sql: str
 
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return f"{self.number:04d} {self.name}"
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """What it says, one by one."""
+        return tuple(self.sql.split(";\n"))
+
 
 @cache
 def migrations(dialect: str) -> tuple[Migration, ...]:
-    """The migrations of a dialect in order."""
+    """The migrations of a dialect in order: SQLite's, and for another database what it needs besides."""
+    if dialect == "sqlite":
+        return _files(dialect)
+    translated = to_postgres if dialect == "postgres" else to_mariadb
+    shared = (
+        Migration(one.number, one.name, ";\n".join(translated(statement) for statement in one.statements))
+        for one in _files("sqlite")
+    )
+    return (*shared, *_files(dialect))
+
+
+def _files(dialect: str) -> tuple[Migration, ...]:
     folder = resources.files("sagaspan.stores") / "migrations" / dialect
     found = []
     for file in folder.iterdir():
@@ -31,33 +53,36 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
     return tuple(sorted(found))
 
 
-def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> None:
-    """Bring a SQLite ledger to the newest schema, or refuse.
+def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> list[str]:
+    """Bring a SQLite ledger to the newest schema, or refuse; what was done.
 
     Raises ``SchemaOutdated`` for a ledger newer than this code, or older while ``apply`` is False, and
     ``StoreUnavailable`` for a database that is no ledger; none of them changes anything.
     """
     known = migrations("sqlite")
     if _applied(connection, where) == {migration.number for migration in known}:
-        return
+        return []
+    done = []
     connection.execute("begin immediate")  # two processes may open a new ledger at once
     try:
         applied = _applied(connection, where)
-        _check(max(applied, default=0), known[-1].number, where, apply=apply)
+        check(applied, {migration.number for migration in known}, where, apply=apply)
         connection.execute(
             "create table if not exists migrations (number integer primary key, name text not null) strict"
         )
         for migration in known:
             if migration.number in applied:
                 continue
-            for statement in migration.sql.split(";\n"):
+            for statement in migration.statements:
                 connection.execute(statement)
             connection.execute("insert into migrations values (?, ?)", (migration.number, migration.name))
+            done.append(migration.title)
         connection.execute("commit")
     except BaseException:
         if connection.in_transaction:  # a full disk has rolled it back already
             connection.execute("rollback")
         raise
+    return done
 
 
 def current_version(connection: sqlite3.Connection, where: str) -> int:
@@ -75,8 +100,10 @@ def _applied(connection: sqlite3.Connection, where: str) -> set[int]:
     return set()
 
 
-def _check(version: int, newest: int, where: str, *, apply: bool) -> None:
-    if version > newest:
+def check(applied: set[int], known: set[int], where: str, *, apply: bool) -> None:
+    """Refuse a schema with migrations that nobody here knows, or (unless they are to be applied) without some."""
+    version, newest = max(applied, default=0), max(known)
+    if not applied <= known:
         raise SchemaOutdated(
             f"the ledger {where} has schema {version}, this sagaspan knows {newest}; upgrade sagaspan (nothing "
             "was changed)"

@@ -1,15 +1,18 @@
 """What every SQL store reads, in SQL that SQLite, PostgreSQL and MariaDB all understand.
 
-A store brings ``_fetch``; question marks stand for values, in their order. Names are quoted (``user`` and ``window``
-are words of SQL), and a prefix is a range: text is compared byte by byte in each of the three, as their indexes do.
+A store brings ``_fetch``; question marks stand for values, in their order. Names are quoted (``user``, ``key`` and
+``usage`` are words of SQL), and a prefix is a range: text is compared byte by byte in each of the three, as their
+indexes do.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from sagaspan import _clock as clock
 from sagaspan.ledger.records import (
     ApprovalRecord,
     ApprovalState,
@@ -37,6 +40,14 @@ R = TypeVar("R", CallRecord, RunRecord, AuditRow, ApprovalRecord)
 def names(of: Sequence[str], table: str = "") -> str:
     """A list of columns, quoted."""
     return ", ".join(f'{table}."{name}"' if table else f'"{name}"' for name in of)
+
+
+def lease_here(row: Sequence[Any]) -> LeaseRecord:
+    """The lease of ``LEASE_COLUMNS`` and the server's time, its times as the clock of this host would say them."""
+    *values, server_us = row
+    lease = columns.lease_record(values)
+    ahead = server_us - clock.now_us() if clock.is_real() else 0
+    return replace(lease, renewed_us=lease.renewed_us - ahead, until_us=lease.until_us - ahead)
 
 
 def marks(values: Sequence[object]) -> str:
@@ -98,6 +109,7 @@ state = 'done' and id in (
                         and later.call_id = late.call_id and later.seq > late.seq))
 """
 """Found by the partial index ``audit_late``."""
+_NO_END: Final = 2**63 - 1
 _LAST: Final = "\U0010ffff"
 """The last character of all: what begins with a prefix is not behind the prefix and this, many times."""
 
@@ -116,10 +128,15 @@ class SqlReads(ABC):
     """The reading half of a ``Store`` over SQL."""
 
     seal: Seal
+    _is_number = "ltrim({0}, '0123456789') = '' and {0} <> ''"
 
     @abstractmethod
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
         """The rows of one statement."""
+
+    def now_us(self) -> int:
+        """The time by which requests expire: that of this host."""
+        return clock.now_us()
 
     def facts(self, namespace: str) -> dict[str, str]:
         """What the ledger knows of a namespace beside its records, by name."""
@@ -127,7 +144,7 @@ class SqlReads(ABC):
 
     def find_call(self, namespace: str, scope: str, tool: str, key: str) -> CallRecord | None:
         """The call recorded under this key."""
-        where = "namespace = ? and scope = ? and tool = ? and key = ?"
+        where = 'namespace = ? and scope = ? and tool = ? and "key" = ?'
         return next(iter(self._calls(where, (namespace, scope, tool, key))), None)
 
     def get_call(self, call_id: str) -> CallRecord | None:
@@ -194,7 +211,9 @@ class SqlReads(ABC):
         self, namespace: str, scope: str, tool: str, key: str, digest: str | None = None
     ) -> list[ApprovalRecord]:
         """Requests for the call of this key, and all in its scope with this digest; newest first."""
-        where = "namespace = ? and scope = ? and tool = ? and (key = ? or digest = ?) order by created_us desc, id desc"
+        where = (
+            'namespace = ? and scope = ? and tool = ? and ("key" = ? or digest = ?) order by created_us desc, id desc'
+        )
         return self._approvals(where, (namespace, scope, tool, key, digest))
 
     def list_approvals(
@@ -225,7 +244,7 @@ class SqlReads(ABC):
         """The runs ``THREAD/n`` of a conversation, the highest n first."""
         prefix = f"{thread}/"
         starts, values = prefixed("id", prefix)
-        number = f"ltrim(substr(id, {len(prefix) + 1}), '0123456789') = '' and length(id) > {len(prefix)}"
+        number = self._is_number.format(f"substr(id, {len(prefix) + 1})")
         where = f"namespace = ? and {starts} and {number} order by length(id) desc, id desc limit ?"
         return self._runs(where, (namespace, *values, limit))
 
@@ -329,7 +348,7 @@ class SqlReads(ABC):
 
     def hook_cursor(self, namespace: str, name: str) -> int | None:
         """How far a hook has read the audit trail; None if it is new."""
-        rows = self._fetch("select cursor from hooks where namespace = ? and name = ?", (namespace, name))
+        rows = self._fetch('select "cursor" from hooks where namespace = ? and name = ?', (namespace, name))
         return rows[0][0] if rows else None
 
     def events(self, namespace: str, after: int, upto: int) -> list[tuple[int, AuditRow]]:
@@ -339,12 +358,16 @@ class SqlReads(ABC):
 
     def touched(self, after: int, *, limit: int) -> Touched:
         """See ``Store.touched``."""
-        found = self._fetch(f"select seq, {_AUDIT} from audit where seq > ? order by seq limit ?", (after, limit))  # noqa: S608
+        return self._touched(after, _NO_END, limit)
+
+    def _touched(self, after: int, upto: int, limit: int) -> Touched:
+        query = f"select seq, {_AUDIT} from audit where seq > ? and seq <= ? order by seq limit ?"  # noqa: S608
+        found = self._fetch(query, (after, upto, limit))
         rows = tuple((row[0], self._opened([columns.audit_row(row[1:])])[0]) for row in found)
         between = (after, rows[-1][0] if rows else after)
         among = "(select {} from audit where seq > ? and seq <= ?)"
         calls = among.format("call_id")
-        usage = self._fetch(f"select {_USAGE} from usage where call_id in {calls}", between)  # noqa: S608
+        usage = self._fetch(f'select {_USAGE} from "usage" where call_id in {calls}', between)  # noqa: S608
         return Touched(
             rows=rows,
             runs=tuple(self._runs(f"(namespace, id) in {among.format('namespace, run_id')}", between)),

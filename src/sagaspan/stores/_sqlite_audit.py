@@ -120,7 +120,7 @@ def forget_some(
     rows = connection.execute(_PAGE, (namespace, run_id, after, limit)).fetchall()
     orphans = [(seq, number, digest) for seq, number, digest, is_orphan in rows if is_orphan]
     if orphans:
-        gaps = _gaps([(number, digest) for _, number, digest in orphans if number is not None])
+        gaps = chain.gaps_between([(number, digest) for _, number, digest in orphans if number is not None])
         chains.append(connection, _forgetting(namespace, run_id, gaps, actor))
         connection.executemany("delete from audit where seq = ?", [(seq,) for seq, *_ in orphans])
     return len(orphans), rows[-1][0] if rows else None
@@ -128,12 +128,3 @@ def forget_some(
 
 def _forgetting(namespace: str, run_id: str, gaps: list[Gap], actor: str) -> AuditRow:
     return chain.forgetting(namespace, run_id, gaps, actor=actor, at_us=now_us())
-
-
-def _gaps(rows: list[tuple[int, bytes]]) -> list[Gap]:
-    """Rows of a chain in order, those that follow each other as one."""
-    found: list[Gap] = []
-    for number, digest in rows:
-        follows = found and found[-1][1] == number - 1
-        found[-1:] = [(found[-1][0], number, digest)] if follows else [*found[-1:], (number, number, digest)]
-    return found

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
 from typing import Any, Final
 
 from sagaspan.amounts import Unit
-from sagaspan.ledger.records import BudgetRecord
 from sagaspan.ledger.store import (
     Booked,
     CarryChange,
@@ -20,6 +18,7 @@ from sagaspan.ledger.store import (
     UsageChange,
 )
 from sagaspan.stores import _columns as columns
+from sagaspan.stores._usage import booked_of
 
 # What was overdrawn counts as spent as soon as it fits.
 _RESERVE: Final = """
@@ -103,46 +102,6 @@ update budgets
  where budgets.namespace = entries.namespace and budgets.scope = entries.scope and budgets.unit = entries.unit
    and budgets.window = entries.window and budgets.start_us = entries.start_us
 """  # noqa: S608
-_KINDS: Final = {
-    "run": "c.run_id", "agent": "coalesce(u.agent, r.agent)", "user": "r.user", "tenant": "r.tenant", "tool": "c.tool",
-    "model": "u.model",
-}  # fmt: skip
-_CLAIMED: Final = "c.phase = 'forward' and c.state not in ('refused', 'scheduled', 'awaiting_approval')"
-
-
-def usage_query(
-    namespace: str | None, which: Mapping[str, str], since_us: int, by: str | None
-) -> tuple[str, list[Any]]:
-    """The query of ``Store.usage_of`` and its values, with the columns of ``UsageTotals``."""
-    conditions: list[str] = [_CLAIMED]
-    values: list[Any] = []
-    # With a plus no index is looked for, and a cross join begins on its left: of all calls, or runs, of a namespace or
-    # user the last hour has few.
-    by_time = since_us and "run" not in which
-    namespace_column = "+c.namespace" if by_time else "c.namespace"
-    for column, value in [
-        (namespace_column, namespace), *((_KINDS[kind], name) for kind, name in which.items())
-    ]:  # fmt: skip
-        if value is not None:
-            conditions.append(f"{column} = ?")
-            values.append(value)
-    if since_us:
-        conditions.append("c.created_us >= ?")
-        values.append(since_us)
-    key = "null" if by is None else _KINDS[by]
-    return (
-        f"""
-select {key}, count(*), coalesce(sum(u.cost), 0), coalesce(sum(u.prices like '%, assumed'), 0),
-       coalesce(sum(u.input_tokens), 0), coalesce(sum(u.output_tokens), 0), coalesce(sum(u.cached_tokens), 0),
-       coalesce(sum(u.reasoning_tokens), 0)
-  from calls c {"cross" if by_time else ""} join runs r on r.namespace = c.namespace and r.id = c.run_id
-       left join usage u on u.call_id = c.id
- where {" and ".join(conditions)}
- group by 1 order by 3 desc, 2 desc
-""",  # noqa: S608
-        values,
-    )
-
 
 BudgetChange = ReserveChange | UsageChange | LimitChange | CarryChange | LoopChange | RateChange | FreezeChange
 
@@ -165,16 +124,7 @@ def booked_by_calls(connection: sqlite3.Connection, namespace: str | None) -> li
         )
     finally:
         connection.execute("rollback")
-    counted = {columns.budget_name(row): row for row in rows}
-    return [
-        Booked(_named(name), counted.get(name), held.get(name, 0), spent.get(name, 0))
-        for name in sorted({*counted, *held, *spent})
-    ]
-
-
-def _named(name: tuple[str, str, str, str, int]) -> BudgetRecord:
-    namespace, scope, unit, window, start_us = name
-    return BudgetRecord(namespace=namespace, scope=scope, unit=unit, window=window, start_us=start_us)
+    return booked_of(rows, held, spent)
 
 
 def forget_spending(connection: sqlite3.Connection, calls: str, values: tuple[Any, ...]) -> None:

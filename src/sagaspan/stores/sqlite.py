@@ -44,6 +44,7 @@ from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 from sagaspan.stores._reading import OPEN, SqlReads, marks
 from sagaspan.stores._sqlite_audit import Chains
 from sagaspan.stores._sqlite_changes import save_all
+from sagaspan.stores._usage import usage_query
 
 BUSY_SECONDS: Final = 10.0
 """How long to wait for a lock of another process; who queues up behind one of ours waits twice as long at most."""
@@ -126,6 +127,8 @@ class _Request:
 class SqliteStore(SqlReads):
     """A ledger in one file (0600), opened at first use and again in a forked child."""
 
+    keeps_time = False
+
     def __init__(
         self,
         path: Path,
@@ -149,6 +152,7 @@ class SqliteStore(SqlReads):
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._usable = True
+        self._done: list[str] = []
         _stores.add(self)
 
     def _close_to_fork(self) -> bool:
@@ -247,7 +251,7 @@ class SqliteStore(SqlReads):
         self, namespace: str | None, which: Mapping[str, str], *, since_us: int = 0, by: str | None = None
     ) -> list[UsageTotals]:
         """What calls used that were claimed since then and fit ``which``; see ``Store.usage_of``."""
-        query, values = budgets.usage_query(namespace, which, since_us, by)
+        query, values = usage_query(namespace, which, since_us, by, steers=True)
         return [columns.usage_totals(row) for row in self._fetch(query, values)]
 
     def booked_by_calls(self, namespace: str | None = None) -> list[Booked]:
@@ -304,6 +308,16 @@ class SqliteStore(SqlReads):
         with self._connected() as connection:
             connection.execute("vacuum")
             connection.execute("pragma wal_checkpoint(truncate)")  # the whole file went through the WAL
+
+    def migrate(self, *, check: bool = False) -> list[str]:
+        """See ``Store.migrate``: opening the file does it, too, unless it was told to check."""
+        self.close()
+        before, self._migrate = self._migrate, not check
+        try:
+            with self._connected():
+                return self._done
+        finally:
+            self._migrate = before
 
     def describe(self) -> dict[str, str | int]:
         """Facts for ``sagaspan doctor``."""
@@ -399,7 +413,7 @@ class SqliteStore(SqlReads):
         try:
             current_version(connection, str(self.path))  # before anything is written to what may not be ours
             _write_ahead(connection)
-            migrate(connection, str(self.path), apply=self._migrate)
+            self._done = migrate(connection, str(self.path), apply=self._migrate)
             if self._create and not self._never_sync:
                 self._prime(connection)
         except BaseException:

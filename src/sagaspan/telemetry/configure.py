@@ -30,15 +30,19 @@ from sagaspan import _fork as fork
 from sagaspan._checks import check_name
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
 from sagaspan.telemetry import environment
+from sagaspan.telemetry.leaving import patience
 from sagaspan.telemetry.retention import Retention
 from sagaspan.telemetry.sink import JsonLinesSpanProcessor
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
+    from sagaspan.telemetry.sink import Fsync
+
 _QUEUE_SIZE: Final = 65_536  # the SDK's 2,048 lose 41 % of a burst of 20,000 spans
 _BATCH_SIZE: Final = 512
 _OTLP: Final = "otlp"
+_TRACES_EXPORTER: Final = "OTEL_TRACES_EXPORTER"
 
 _lock = fork.new_lock()
 # What we added to each provider: the directories of our sinks, and _OTLP. Entries die with their provider.
@@ -56,11 +60,13 @@ def configure_tracing(
     The processors go onto ``tracer_provider``, else onto the global provider, else onto a new one that
     becomes global with ``service_name`` (default: ``OTEL_SERVICE_NAME``). ``directory`` defaults to
     ``SAGASPAN_TRACE_DIR``, else to ``traces`` in the nearest ``.sagaspan``. Calling it again adds nothing
-    twice. With ``OTEL_SDK_DISABLED=true`` nothing is added. The files are kept as ``SAGASPAN_TRACE_RETENTION`` says
-    (``30d``, ``5GB``, both, or ``all``; the default is 5 GB).
+    twice. With ``OTEL_SDK_DISABLED=true`` nothing is added, with ``OTEL_TRACES_EXPORTER=none`` nothing is
+    exported. The files are kept as ``SAGASPAN_TRACE_RETENTION`` says
+    (``30d``, ``5GB``, both, or ``all``; the default is 5 GB), and are synced to the disk as ``SAGASPAN_TRACE_FSYNC``
+    says: ``off`` (the default), ``interval`` (each second), or ``always`` (each span).
 
-    Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the settings for OTLP or
-    retention are wrong.
+    Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the settings for OTLP,
+    retention or syncing are wrong.
     """
     check_name("service_name", service_name, optional=True)
     with _lock:
@@ -111,7 +117,9 @@ def _add_sink(provider: TracerProvider, added: set[str], directory: Path, servic
     if str(directory) in added:
         return
     retention = Retention.parse(text) if (text := environment.first_set("SAGASPAN_TRACE_RETENTION")) else None
-    provider.add_span_processor(JsonLinesSpanProcessor(directory, service_name=service_name, retention=retention))
+    fsync = cast("Fsync", environment.first_set("SAGASPAN_TRACE_FSYNC") or "off")
+    sink = JsonLinesSpanProcessor(directory, service_name=service_name, retention=retention, fsync=fsync)
+    provider.add_span_processor(sink)
     added.add(str(directory))
 
 
@@ -121,7 +129,7 @@ class _PromptBatchProcessor(BatchSpanProcessor):
     """
 
     def shutdown(self) -> None:
-        self._batch_processor.shutdown(timeout_millis=environment.EXIT_PATIENCE_MS)
+        self._batch_processor.shutdown(timeout_millis=patience.take_ms())
 
 
 def _otlp_processor() -> BatchSpanProcessor:
@@ -129,9 +137,11 @@ def _otlp_processor() -> BatchSpanProcessor:
         # None leaves the choice to OTEL_BSP_*, which wins over our defaults.
         queue = None if OTEL_BSP_MAX_QUEUE_SIZE in os.environ else _QUEUE_SIZE
         batch = None if OTEL_BSP_MAX_EXPORT_BATCH_SIZE in os.environ else _BATCH_SIZE
-        return _PromptBatchProcessor(_otlp_exporter(), max_queue_size=queue, max_export_batch_size=batch)
+        processor = _PromptBatchProcessor(_otlp_exporter(), max_queue_size=queue, max_export_batch_size=batch)
     except ValueError as error:
         raise ConfigurationError(f"The OTLP settings in the environment (OTEL_BSP_*) are wrong: {error}.") from error
+    patience.join()
+    return processor
 
 
 def _otlp_exporter() -> SpanExporter:
@@ -147,4 +157,7 @@ def _otlp_exporter() -> SpanExporter:
 
 
 def _endpoint() -> str | None:
+    """Where spans are sent to, if they are."""
+    if not environment.exports_otlp(_TRACES_EXPORTER):
+        return None
     return environment.first_set(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, OTEL_EXPORTER_OTLP_ENDPOINT)

@@ -1,6 +1,6 @@
 """A finished span becomes one OTLP/JSON line, the same JSON that the Collector's ``file`` exporter writes.
 
-The text is put together by hand because the caller's thread pays for it: about 10 us a span, where protobuf's
+The text is put together by hand because the caller's thread pays for it: about 6 us a span, where protobuf's
 JSON takes 50 and dictionaries with ``json.dumps`` 100. What is hostile in a value never leaves this module:
 lone surrogates, NaN, integers beyond 64 bits, bytes, nesting without end, and strings longer than
 ``MAX_VALUE_LENGTH``.
@@ -28,6 +28,7 @@ _CACHE_SIZE: Final = 1024
 _FLAG_HAS_REMOTE: Final = 0x100
 _FLAG_IS_REMOTE: Final = 0x200
 _NULL: Final = "{}"  # OTLP's AnyValue with nothing set
+_NONE: Final = "[]"  # no attributes
 
 # The C function that json.dumps itself uses; it leaves non-ASCII as it is, which UTF-8 then carries.
 _quote: Callable[[str], str] = json.encoder.encode_basestring
@@ -50,30 +51,29 @@ class SpanEncoder:
 
     def _span(self, span: ReadableSpan) -> str:
         context, parent, status = span.context, span.parent, span.status
+        kind: int = span.kind._value_  # without the property, which is Python
         parts = [
-            f'{{"traceId":"{context.trace_id:032x}","spanId":"{context.span_id:016x}"',
-            f'"flags":{_flags(context, parent)},"name":{_quote(span.name)},"kind":{span.kind.value + 1}',
+            f'{{"traceId":"{_hex(context.trace_id, 16)}","spanId":"{_hex(context.span_id, 8)}"',
+            f'"flags":{_flags(context, parent)},"name":{_quote(span.name)},"kind":{kind + 1}',
             f'"startTimeUnixNano":"{span.start_time or 0}","endTimeUnixNano":"{span.end_time or 0}"',
         ]
         if parent is not None:
-            parts.append(f'"parentSpanId":"{parent.span_id:016x}"')
+            parts.append(f'"parentSpanId":"{_hex(parent.span_id, 8)}"')
         if context.trace_state:
             parts.append(f'"traceState":{_quote(context.trace_state.to_header())}')
-        if span.attributes:
-            parts.append(f'"attributes":{self._attributes(span.attributes)}')
-        if span.events:
-            parts.append(f'"events":[{",".join([self._event(event) for event in span.events])}]')
-        if span.links:
-            parts.append(f'"links":[{",".join([self._link(link) for link in span.links])}]')
-        parts.extend(
-            f'"{name}":{count}'
-            for name, count in (
-                ("droppedAttributesCount", span.dropped_attributes),
-                ("droppedEventsCount", span.dropped_events),
-                ("droppedLinksCount", span.dropped_links),
-            )
-            if count
-        )
+        if (attributes := self._attributes(span.attributes)) != _NONE:
+            parts.append(f'"attributes":{attributes}')
+        # Most spans have neither; the SDK makes its copies under a lock only to say so.
+        if getattr(span, "_events", True) and (events := span.events):
+            parts.append(f'"events":[{",".join([self._event(event) for event in events])}]')
+        if getattr(span, "_links", True) and (links := span.links):
+            parts.append(f'"links":[{",".join([self._link(link) for link in links])}]')
+        if dropped := span.dropped_attributes:
+            parts.append(f'"droppedAttributesCount":{dropped}')
+        if dropped := span.dropped_events:
+            parts.append(f'"droppedEventsCount":{dropped}')
+        if dropped := span.dropped_links:
+            parts.append(f'"droppedLinksCount":{dropped}')
         parts.append(f'"status":{_status(status.status_code, status.description)}}}')
         return ",".join(parts)
 
@@ -93,8 +93,6 @@ class SpanEncoder:
         )
 
     def _attributes(self, attributes: Mapping[str, object] | None) -> str:
-        if not attributes:
-            return "[]"
         keys = self._keys
         parts = []
         for key, value in _snapshot(attributes).items():
@@ -140,10 +138,20 @@ class SpanEncoder:
         return opening, f"]{url}}}]}}]}}"
 
 
-def _snapshot(attributes: Mapping[str, object]) -> Mapping[str, object]:
+def _snapshot(attributes: Mapping[str, object] | None) -> Mapping[str, object]:
     """A plain dict of the SDK's mapping: iterating that one costs a lock and a copy an item."""
+    if attributes is None:
+        return {}
     copy = getattr(attributes, "copy", None)
     return copy() if callable(copy) else dict(attributes)
+
+
+def _hex(number: int, length: int) -> str:
+    """An id as text, in half the time of formatting it."""
+    try:
+        return number.to_bytes(length).hex()
+    except OverflowError:  # somebody's own, and not one: no reason to lose the span
+        return f"{number:0{2 * length}x}"
 
 
 def _flags(context: SpanContext, origin: SpanContext | None) -> int:
@@ -160,21 +168,20 @@ def _status(code: StatusCode, description: str | None) -> str:
 
 def _value(value: object, depth: int = 0) -> str:
     """One OTLP ``AnyValue``. What has no type there becomes its text."""
-    match value:
-        case str():
-            return f'{{"stringValue":{_quote(value[:MAX_VALUE_LENGTH])}}}'
-        case bool():
-            return '{"boolValue":true}' if value else '{"boolValue":false}'
-        case int() if -(2**63) <= value < 2**63:
-            return f'{{"intValue":"{int(value)}"}}'
-        case float():
-            return f'{{"doubleValue":{_double(value)}}}'
-        case None:
-            return _NULL
-        case bytes() | bytearray():
-            return f'{{"bytesValue":"{b64encode(value[:MAX_VALUE_LENGTH]).decode()}"}}'
-        case Mapping() | Sequence() if depth < MAX_DEPTH:
-            return _nested(value, depth + 1)
+    if value is True or value is False:
+        return '{"boolValue":true}' if value else '{"boolValue":false}'
+    if isinstance(value, str):
+        return f'{{"stringValue":{_quote(value[:MAX_VALUE_LENGTH])}}}'
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return f'{{"intValue":"{int(value)}"}}'
+    if isinstance(value, float):
+        return f'{{"doubleValue":{_double(value)}}}'
+    if value is None:
+        return _NULL
+    if isinstance(value, bytes | bytearray):
+        return f'{{"bytesValue":"{b64encode(value[:MAX_VALUE_LENGTH]).decode()}"}}'
+    if isinstance(value, Mapping | Sequence) and depth < MAX_DEPTH:
+        return _nested(value, depth + 1)
     return f'{{"stringValue":{_quote(_text(value)[:MAX_VALUE_LENGTH])}}}'
 
 

@@ -11,7 +11,6 @@ from sagaspan.exceptions import ConfigurationError
 
 HTTP: Final = "http/protobuf"
 GRPC: Final = "grpc"
-EXIT_PATIENCE_MS: Final = 2_000  # how long a dead endpoint may hold up the program's exit
 EXPORT_TIMEOUT: Final = 5  # seconds
 
 
@@ -23,6 +22,11 @@ def first_set(*names: str) -> str | None:
 def disabled() -> bool:
     """Whether the whole SDK is turned off."""
     return (first_set(OTEL_SDK_DISABLED) or "").lower() == "true"
+
+
+def exports_otlp(name: str) -> bool:
+    """Whether OTLP is among the exporters that the variable ``name`` lists, as it is if that is not set."""
+    return "otlp" in [one.strip().lower() for one in (first_set(name) or "otlp").split(",")]
 
 
 def protocol(*names: str) -> str:

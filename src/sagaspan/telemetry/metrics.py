@@ -24,7 +24,10 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resou
 
 from sagaspan import _fork as fork
 from sagaspan._checks import check_name
+from sagaspan._metrics import measure_with
+from sagaspan.exceptions import ConfigurationError
 from sagaspan.telemetry import environment
+from sagaspan.telemetry.leaving import patience
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
@@ -35,8 +38,13 @@ _PLACEHOLDER: Final = "_ProxyMeterProvider"  # what the API gives before anybody
 _lock = fork.new_lock()
 
 
-def configure_metrics(service_name: str | None = None) -> metrics.MeterProvider:
-    """Export metrics over OTLP if an endpoint is set, and return the global meter provider.
+def configure_metrics(
+    service_name: str | None = None, *, meter_provider: metrics.MeterProvider | None = None
+) -> metrics.MeterProvider:
+    """Export metrics over OTLP if an endpoint is set, and return the meter provider that is in force.
+
+    That is ``meter_provider``, to which everything that this library measures in this process goes from now on, and to
+    which nothing is added; without it the global one.
 
     A provider is made with ``service_name`` (default: ``OTEL_SERVICE_NAME``) if ``OTEL_EXPORTER_OTLP_ENDPOINT`` or
     ``OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`` is set and the program has none of its own, which would be left as it is.
@@ -44,10 +52,15 @@ def configure_metrics(service_name: str | None = None) -> metrics.MeterProvider:
     says how often (ms; the default is a minute). Call it in each worker process: every process is an instance of its
     own (``service.instance.id``), or their counts would be taken for one another's.
 
-    Raises ``ConfigurationError`` if the protocol for OTLP is not one that we have.
+    Raises ``ConfigurationError`` if the protocol for OTLP is not one that we have, or ``meter_provider`` is none.
     """
     check_name("service_name", service_name, optional=True)
+    if meter_provider is not None and not hasattr(meter_provider, "get_meter"):
+        raise ConfigurationError(f"meter_provider takes a MeterProvider, not a {type(meter_provider).__qualname__}")
     with _lock:
+        if meter_provider is not None:
+            measure_with(meter_provider)
+            return meter_provider
         current = metrics.get_meter_provider()
         if type(current).__name__ != _PLACEHOLDER or not _wanted():
             return current
@@ -58,15 +71,15 @@ def configure_metrics(service_name: str | None = None) -> metrics.MeterProvider:
 
 def _wanted() -> bool:
     endpoint = environment.first_set(OTEL_EXPORTER_OTLP_METRICS_ENDPOINT, OTEL_EXPORTER_OTLP_ENDPOINT)
-    exporter = (environment.first_set(_METRICS_EXPORTER) or "otlp").lower()
-    return endpoint is not None and exporter == "otlp" and not environment.disabled()
+    return endpoint is not None and environment.exports_otlp(_METRICS_EXPORTER) and not environment.disabled()
 
 
 def _made(service_name: str | None) -> MeterProvider:
     reader = PeriodicExportingMetricReader(_exporter())
     provider = MeterProvider([reader], _resource(service_name), shutdown_on_exit=False)
+    patience.join()
     # The SDK's own exit waits half a minute for an endpoint that is down.
-    atexit.register(provider.shutdown, environment.EXIT_PATIENCE_MS)
+    atexit.register(lambda: provider.shutdown(patience.take_ms()))
     return provider
 
 

@@ -1,7 +1,7 @@
 """How many trace files are kept: the oldest go when a new one is begun, so that spans never fill the ledger's disk.
 
 Only files that this sink names, and only those that nobody writes to any more: a file is left an hour after it was
-begun at the latest. A Collector's files are its own business.
+begun at the latest, and is not held. A Collector's files are its own business.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from sagaspan.exceptions import ConfigurationError
+from sagaspan.telemetry.holding import is_held
 
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 ROTATE_SECONDS: Final = 3600.0
@@ -61,8 +62,8 @@ def file_stamp() -> str:
     return f"{datetime.now(UTC):{_STAMP}}"
 
 
-def forget_old(directory: Path, retention: Retention) -> list[Path]:
-    """Delete what is beyond ``retention``, the oldest first; returns what is gone."""
+def forget_old(directory: Path, retention: Retention, *, dry_run: bool = False) -> list[Path]:
+    """Delete what is beyond ``retention``, the oldest first; returns what is gone, or would be."""
     if retention.max_bytes is None and retention.max_seconds is None:
         return []
     now = time.time()
@@ -72,16 +73,22 @@ def forget_old(directory: Path, retention: Retention) -> list[Path]:
     for path, begun, is_left, size in left:
         too_old = retention.max_seconds is not None and now - begun > retention.max_seconds + ROTATE_SECONDS
         too_much = retention.max_bytes is not None and total > retention.max_bytes
-        if is_left and (too_old or too_much):
+        if is_left and (too_old or too_much) and not is_held(path):
             with contextlib.suppress(OSError):  # another process forgets too
-                path.unlink()
+                if not dry_run:
+                    path.unlink()
                 gone.append(path)
             total -= size
     return gone
 
 
+def left_files(directory: Path) -> list[Path]:
+    """Our files to which nobody writes any more, the oldest first."""
+    return [path for path, _, is_left, _ in _left(directory, time.time()) if is_left and not is_held(path)]
+
+
 def _left(directory: Path, now: float) -> list[tuple[Path, float, bool, int]]:
-    """Our files, the oldest first: when each was begun, whether nobody writes to it any more, and its size."""
+    """Our files, the oldest first: when each was begun, whether it looks as if nobody writes to it, and its size."""
     found = []
     for path in directory.iterdir():
         match = _NAME.fullmatch(path.name)

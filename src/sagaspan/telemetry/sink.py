@@ -11,29 +11,35 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import re
 import secrets
 import time
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from opentelemetry.sdk.resources import SERVICE_NAME
 from opentelemetry.sdk.trace import SpanProcessor
 
+from sagaspan._checks import check_choice
 from sagaspan.telemetry.encoding import SpanEncoder
+from sagaspan.telemetry.holding import hold
 from sagaspan.telemetry.retention import ROTATE_BYTES, ROTATE_SECONDS, Retention, file_stamp, forget_old
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
+Fsync = Literal["off", "interval", "always"]
+
 _logger = logging.getLogger("sagaspan")
 
 # O_EXCL: a name that exists, or a link planted under it, is never written through.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _FULL_SECONDS: Final = 30.0  # a disk that is full is not asked again before that
+_SYNC_SECONDS: Final[dict[str, float | None]] = {"off": None, "interval": 1.0, "always": 0.0}
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
@@ -43,6 +49,10 @@ class JsonLinesSpanProcessor(SpanProcessor):
     ``service_name`` only names the file; None takes the resource's ``service.name``. The directory (0700) and
     the file (0600) are made when the first span ends, and again, under a new name, in a forked child, after
     ``max_bytes`` and after an hour. ``retention`` is how much of what was written is kept.
+
+    A span that was written survives its process, but not a power cut within the seconds that the system keeps it in
+    memory. ``fsync="always"`` has each on the disk before the caller goes on, ``"interval"`` at most a second of them
+    is not, as long as spans end, and none after ``force_flush`` or ``shutdown``. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -52,8 +62,11 @@ class JsonLinesSpanProcessor(SpanProcessor):
         service_name: str | None = None,
         max_bytes: int = ROTATE_BYTES,
         retention: Retention | None = None,
+        fsync: Fsync = "off",
     ) -> None:
+        check_choice("fsync", fsync, tuple(_SYNC_SECONDS))
         self.directory = Path(directory)
+        self._sync_seconds = _SYNC_SECONDS[fsync]
         self._max_bytes = max(1, max_bytes)
         self._retention = retention or Retention()
         self._full_until = 0.0
@@ -98,6 +111,9 @@ class JsonLinesSpanProcessor(SpanProcessor):
             if file is None or file.pid != os.getpid() or file.is_over(self._max_bytes, now):
                 file = self._open(span, file)
             self._write(file, line)
+            if self._sync_seconds is not None and now >= file.synced + self._sync_seconds:
+                file.synced = now
+                _to_disk(file.descriptor)
         except OSError as error:
             if error.errno in _FULL:
                 self._full_until = time.monotonic() + _FULL_SECONDS
@@ -111,11 +127,18 @@ class JsonLinesSpanProcessor(SpanProcessor):
         Later spans are dropped.
         """
         self._closed = True
+        self.force_flush()
         self._file = None
         self._opened.clear()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:  # noqa: ARG002 - nothing is ever buffered
-        """True, at once: a span that has ended is already in the file."""
+        """True: a span that has ended is already in the file; with ``fsync``, whether it is on the disk."""
+        file = self._file
+        if self._sync_seconds is not None and file is not None and file.pid == os.getpid():
+            try:
+                _to_disk(file.descriptor)
+            except OSError:
+                return False
         return True
 
     def _open(self, span: ReadableSpan, before: _TraceFile | None) -> _TraceFile:
@@ -138,6 +161,8 @@ class JsonLinesSpanProcessor(SpanProcessor):
             opened.path.unlink()
         else:
             forget_old(self.directory, self._retention)
+            if self._sync_seconds is not None:
+                _name_to_disk(self.directory)
         return winner
 
     def _write(self, file: _TraceFile, line: bytes) -> None:
@@ -175,19 +200,21 @@ class _TraceFile:
     Its descriptor closes when the last reference goes, and not before.
     """
 
-    __slots__ = ("__weakref__", "descriptor", "followers", "is_torn", "path", "pid", "size", "until")
+    __slots__ = ("__weakref__", "descriptor", "followers", "is_torn", "path", "pid", "size", "synced", "until")
 
     def __init__(self, directory: Path, service: str) -> None:
         self.pid = os.getpid()
         self.path = directory / _file_name(service, self.pid)
         self.size = 0
         self.is_torn = False
+        self.synced = -math.inf
         # What comes after it, in this process: threads that leave it, however late, all go there.
         self.followers: dict[int, _TraceFile] = {}
         self.until = time.monotonic() + ROTATE_SECONDS
         # One mkdir a process, and none on a span's way after the first.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.descriptor = os.open(self.path, _FLAGS, 0o600)
+        hold(self.descriptor)
 
     def is_over(self, max_bytes: int, now: float) -> bool:
         """Whether the next span begins a new file."""
@@ -203,6 +230,19 @@ class _TraceFile:
         # AttributeError: never opened, or an interpreter that is going away.
         with contextlib.suppress(OSError, AttributeError, TypeError):
             os.close(self.descriptor)
+
+
+_to_disk: Final = getattr(os, "fdatasync", os.fsync)
+
+
+def _name_to_disk(directory: Path) -> None:
+    """A file whose name is not on the disk is lost with all that is in it."""
+    with contextlib.suppress(OSError):  # Windows opens no directories
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _file_name(service: str, pid: int) -> str:

@@ -124,16 +124,16 @@ def fail(
 
 @contextlib.contextmanager
 def _compensations_through(engine: Engine, failure: Failure) -> Iterator[None]:
-    find = engine.find_compensation
+    find = engine.known.find_compensation
 
     def found(call: CallRecord) -> Compensation | None:
         return failure.compensation(find(call))
 
-    engine.find_compensation = found  # type: ignore[method-assign] # for the time of the block
+    engine.known.find_compensation = found  # type: ignore[method-assign] # for the time of the block
     try:
         yield
     finally:
-        engine.find_compensation = find  # type: ignore[method-assign]
+        engine.known.find_compensation = find  # type: ignore[method-assign]
 
 
 def _fresh(error: Error) -> BaseException:

@@ -25,7 +25,7 @@ from sagaspan._views import Calls, Runs
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.store import Store
 from sagaspan.testing._lives import Life, mortal
-from sagaspan.testing._stores import leave, quick_store, temporary_folder
+from sagaspan.testing._stores import leave, temporary_folder, temporary_ledger
 
 Job = Callable[["World"], Any]
 """What one process does: sets up its guard on ``world.store`` and lets the agent work; may be async."""
@@ -52,7 +52,8 @@ class World:
 
     def __enter__(self) -> Self:
         self._folder = self._open.enter_context(temporary_folder())
-        self._store = quick_store(self._folder)
+        self._opens = self._open.enter_context(temporary_ledger())
+        self._store = self._opens()
         self._open.callback(leave, self._store)
         return self
 
@@ -168,7 +169,7 @@ class World:
             role.end()
 
     def _live(self, job: Job, life: Life) -> Any:
-        disk = quick_store(self._inside())
+        disk = self._opens()
         before = self._store, self._life
         self._store, self._life = mortal(disk, life), life
         try:

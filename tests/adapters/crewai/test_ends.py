@@ -170,6 +170,62 @@ def test_a_tool_that_exits_ends_it_as_that(guard: Guard, world: list[object], ma
     assert world == ["book a", "cancel a"]
 
 
+class Wordless(Exception):
+    """An error that cannot be said."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if "kickoff" in name and "each" not in name])
+def test_an_error_that_cannot_be_said_ends_it_all_the_same(guard: Guard, world: list[object], name: str) -> None:
+    """CrewAI swallows an exception that fails while it is made within a hook, and the next tool would run."""
+
+    @tool("fail")
+    def fail(why: str) -> str:
+        """Fail."""
+        raise Wordless
+
+    script = [ask("book", room="a"), ask("fail", why="x"), ask("book", room="b")]
+    target = ENTRIES[name][0](script, [fail, *(tools := shop(world))], name.startswith("crew-a"))
+    policies = {"book": BOOK.replace(compensate=tools[1].func), "fail": Policy(critical=True, error_means="failed")}
+    with pytest.raises(Wordless):
+        ENTRIES[name][1](guard.wrap(target, policies))
+    assert world == ["book a", "cancel a"]
+
+
+IN_THREADS = ["delegated", "delegated-akickoff", "asynchronous-task", "asynchronous-task-akickoff", "limit-of-time"]
+
+
+@pytest.mark.parametrize("name", IN_THREADS)
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, ZeroDivisionError])
+def test_a_hard_stop_hangs_nobody(guard: Guard, world: list[object], name: str, kind: type[BaseException]) -> None:
+    """Where CrewAI would wait for ever for a thread whose error it did not expect."""
+
+    @tool("fail")
+    def fail(why: str) -> str:
+        """Fail."""
+        raise kind(why)
+
+    script = [ask("book", room="a"), ask("fail", why="x"), ask("book", room="b")]
+    target = ENTRIES[name][0](script, [fail, *shop(world)], True)
+    policies = {"book": BOOK, "fail": Policy(critical=True, error_means="failed")}
+    raised: list[type[BaseException]] = []
+
+    def kicked_off() -> None:
+        try:
+            ENTRIES[name][1](guard.wrap(target, policies, on_interrupt="compensate"))
+        except BaseException as error:
+            raised.append(type(error))
+
+    thread = threading.Thread(target=kicked_off, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert not thread.is_alive()
+    assert raised == [kind]
+    assert world == ["book a", "cancel a"]
+
+
 # -- a tool that does not return -----------------------------------------------------------------------------------
 
 
@@ -178,7 +234,7 @@ def test_a_tool_that_does_not_return_holds_the_run(
     guard: Guard, world: list[object], first: str, timeout: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CrewAI waits for it, as it always did, unless it has a ``timeout``; else leaving the run waits 30 s."""
-    monkeypatch.setattr("sagaspan._run.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("sagaspan._leaving.GRACE_SECONDS", 0.2)
     begun, released = threading.Event(), threading.Event()
 
     @tool("hang")

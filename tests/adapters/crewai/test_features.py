@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,11 @@ import pytest
 from crewai import Crew, Task
 from crewai.hooks.dispatch import InterceptionPoint, scoped_hooks
 from crewai.tools import BaseTool, tool
-from crewai.tools.mcp_native_tool import MCPNativeTool
 from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, ToolFailurePolicy
 
 import sagaspan_crewai._bodies as bodies
 import sagaspan_crewai._compat as compat
-from sagaspan import BudgetExceeded, ConfigurationError, Guard, Policy
+from sagaspan import BudgetExceeded, CompensationFailed, ConfigurationError, Guard, Policy
 from tests.adapters.crewai.scripts import Say, agent_of, ask, crew_of, model_of
 from tests.adapters.crewai.test_tools import pay_tool, states
 
@@ -33,53 +34,6 @@ def test_a_task_that_is_replayed_is_a_run(guard: Guard, world: list[object]) -> 
     assert len(guard.runs.list()) == 2
 
 
-class Server:
-    """A client of an MCP server that answers ``text``."""
-
-    def __init__(self, world: list[object], *, is_error: bool) -> None:
-        self.world = world
-        self.is_error = is_error
-        self.content = "the ticket system is down"
-
-    async def connect(self) -> None:
-        """Connect."""
-
-    async def disconnect(self) -> None:
-        """Disconnect."""
-
-    async def call_tool_result(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool."""
-        self.world.append((name, arguments))
-        return self
-
-
-def mcp_tool(world: list[object], *, is_error: bool) -> MCPNativeTool:
-    return MCPNativeTool(
-        client_factory=lambda: Server(world, is_error=is_error), tool_name="open",
-        tool_schema={"description": "Open a ticket."}, server_name="tickets", original_tool_name="open",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("policy", "state"), [({}, "unknown"), ({"open": Policy(error_means="failed")}, "failed")], ids=["default", "said"]
-)
-def test_an_error_of_an_mcp_server_is_unknown_unless_the_policy_says_otherwise(
-    guard: Guard, world: list[object], native: bool, policy: dict[str, Policy], state: str
-) -> None:
-    crew = crew_of([ask("tickets_open")], [mcp_tool(world, is_error=True)], native)
-    assert guard.wrap(crew, policy).kickoff().raw == "done"
-    assert world == [("open", {})]
-    assert states(guard) == [("tickets_open", state)]
-    assert "the ticket system is down" in model_of(crew).heard
-
-
-def test_a_tool_of_an_mcp_server_runs_once(guard: Guard, world: list[object], native: bool) -> None:
-    crew = crew_of([ask("tickets_open")], [mcp_tool(world, is_error=False)], native)
-    guard.wrap(crew).kickoff()
-    assert states(guard) == [("tickets_open", "done")]
-    assert len(world) == 1
-
-
 def test_a_tool_that_says_itself_that_it_failed_has_failed(guard: Guard, world: list[object], native: bool) -> None:
     @tool("pay")
     def pay(amount: int) -> Any:
@@ -92,6 +46,23 @@ def test_a_tool_that_says_itself_that_it_failed_has_failed(guard: Guard, world: 
     assert states(guard) == [("pay", "failed")]
     assert "no card on file" in model_of(crew).heard
     assert [record.failure.message for record in output.tasks_output[0].tool_failures] == ["no card on file"]
+
+
+def test_a_tool_that_says_that_it_could_not_undo_has_not(guard: Guard, world: list[object], native: bool) -> None:
+    @tool("refund")
+    def refund(amount: int) -> Any:
+        """Refund."""
+        return ToolFailure(message="the till is closed")
+
+    @tool("ship")
+    def ship(to: str) -> str:
+        """Ship."""
+        raise ZeroDivisionError("no lorry")
+
+    crew = crew_of([ask("pay", amount=1), ask("ship", to="x")], [pay_tool(world), refund, ship], native)
+    with pytest.raises(CompensationFailed, match="NOT undone, a person must look: pay"):
+        guard.wrap(crew, {"pay": Policy(compensate="refund"), "ship": Policy(critical=True)}).kickoff()
+    assert ("pay", "compensation_failed") in states(guard)
 
 
 def test_a_crew_that_shall_raise_for_failed_tools_does(guard: Guard, world: list[object], native: bool) -> None:
@@ -191,6 +162,29 @@ def test_an_agent_in_a_crew_that_is_not_wrapped_is_guarded_itself(guard: Guard, 
     job = Task(description="do", expected_output="x", agent=agent)
     assert Crew(agents=[agent], tasks=[job]).kickoff().raw == "done"
     assert world == [1]
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False], ids=["guarded-crew", "plain-crew"])
+def test_a_wrapped_agent_is_guarded_in_the_items_of_a_batch(
+    guard: Guard, world: list[object], is_wrapped: bool
+) -> None:
+    """CrewAI copies it for each item."""
+    script = [*[ask("pay", amount=1)] * 2, Say(), *[ask("pay", amount=1)] * 2]
+    agent = guard.wrap(agent_of(script, [pay_tool(world)]), {"pay": Policy(effect="write")})
+    crew = Crew(agents=[agent], tasks=[Task(description="do", expected_output="x", agent=agent)])
+    (guard.wrap(crew) if is_wrapped else crew).kickoff_for_each([{}, {}])
+    assert world == [1, 1]
+    assert states(guard) == [("pay", "done")] * 2
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda crew: crew.model_copy(), lambda crew: crew.copy()])
+def test_a_copy_of_what_is_wrapped_is_guarded_too(
+    guard: Guard, world: list[object], copied: Callable[[Any], Any]
+) -> None:
+    crew = guard.wrap(crew_of([ask("pay", amount=1)] * 2, [pay_tool(world)]), {"pay": Policy(effect="write")})
+    copied(crew).kickoff()
+    assert world == [1]
+    assert states(guard) == [("pay", "done")]
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crewai import Agent, Crew, Memory, Process
+from crewai import Agent, BaseLLM, Crew, Memory, Process
 from crewai.agent.planning_config import PlanningConfig
+from crewai.flow.flow import Flow, start
+from crewai.flow.human_feedback import human_feedback
 from crewai.tools import tool
 
 from sagaspan import BudgetExceeded, Guard, Policy
 from tests.adapters.crewai.entries import DELEGATE
 from tests.adapters.crewai.scripts import Say, Scripted, agent_of, ask, crew_of
-from tests.adapters.crewai.test_models import job, of_openai
+from tests.adapters.crewai.test_models import Silent, job, of_openai
 from tests.adapters.crewai.test_tools import pay_tool, states
 from tests.providers.replies import Reply, ToolCall
 from tests.providers.server import ModelServer, Request
@@ -137,6 +140,56 @@ def test_the_memory_of_a_crew_is_guarded_and_counted(guard: Guard, model_server:
     assert [record.content for record in memory.list_records()] == ["the sky is blue"]
     assert states(guard) == [("save_to_memory", "done"), ("search_memory", "done")]
     assert agrees(guard, model_server)
+
+
+ANALYSIS = '{"suggested_scope": "/", "categories": [], "importance": 0.5, "extracted_metadata": {}}'
+
+
+def kept_with(llm: BaseLLM, folder: Path) -> Memory:
+    """A memory in ``folder`` that asks ``llm`` what to keep, and where."""
+    return Memory(llm=llm, storage=str(folder), embedder=lambda texts: [[0.1] * 8 for _ in texts])
+
+
+def test_what_an_agent_alone_keeps_in_its_memory_is_there_at_its_end(guard: Guard, tmp_path: Path) -> None:
+    """The memory asks its model in a thread, which an agent does not wait for, and a run that is over would refuse."""
+
+    def late(_messages: Any) -> str:
+        threading.Event().wait(0.1)  # which nobody sets: the agent would be done by then
+        return ANALYSIS
+
+    llm = Scripted(["no list", late, ANALYSIS])
+    memory = kept_with(llm, tmp_path / "memory")
+    assert guard.wrap(agent_of([], memory=memory)).kickoff("go").raw == "done"
+    assert len(memory.list_records()) == 1
+    assert guard.usage(model="gpt-4o").calls == 1 + len(llm.seen)
+
+
+@pytest.mark.parametrize("part", [None, "/desk"], ids=["whole", "scope"])
+def test_a_memory_whose_model_tells_nothing_is_counted(guard: Guard, tmp_path: Path, part: str | None) -> None:
+    llm = Silent(model="gpt-4o", lines=["no list", *[ANALYSIS] * 2])
+    memory = kept_with(llm, tmp_path / "memory")
+    crew = crew_of([], agent={"memory": memory if part is None else memory.scope(part)})
+    guard.wrap(crew).kickoff()
+    asked = 3 - len(llm.lines)
+    assert asked >= 1
+    assert guard.usage(model="gpt-4o").calls == 1 + asked
+
+
+def test_a_model_that_sorts_what_a_human_says_is_counted(guard: Guard) -> None:
+    llm = Silent(model="gpt-4o", lines=["yes"] * 3)
+
+    class Human:
+        def request_feedback(self, *_: Any) -> str:
+            return "fine with me"
+
+    class Asking(Flow[Any]):
+        @start()
+        @human_feedback(message="well?", emit=["yes", "no"], llm=llm, provider=Human())
+        def ask(self) -> str:
+            return "so it is"
+
+    guard.wrap(Asking()).kickoff()
+    assert guard.usage(model="gpt-4o").calls == 3 - len(llm.lines) == 1
 
 
 def test_a_limit_of_uses_counts_a_denied_call_as_crewai_does(guard: Guard, world: list[object]) -> None:

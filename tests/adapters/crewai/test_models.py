@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crewai import LLM, Agent, BaseLLM, Crew, Process, Task
+from crewai.events import crewai_event_bus
+from crewai.llms.base_llm import llm_call_context
 from crewai.telemetry import Telemetry
 from crewai.tools import tool
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import BaseModel
 
 from sagaspan import BudgetExceeded, Guard, PolicyDenied
 from tests.adapters.crewai.scripts import USAGE, Say, agent_of, ask, crew_of, model_of
@@ -78,14 +82,82 @@ def test_a_plan_of_the_crew_is_counted_too(guard: Guard) -> None:
     assert guard.usage(model="gpt-4o").input_tokens == 10 * asked
 
 
-def test_a_model_that_tells_nothing_is_counted_by_its_bytes(guard: Guard) -> None:
-    llm = Silent(model="gpt-4o", lines=["Thought: x\nFinal Answer: all well"])
+ALL_WELL = "Thought: x\nFinal Answer: all well"
+
+
+class Tracking(Silent):
+    """One that adds up what it used, as ``BaseLLM`` offers, and emits nothing."""
+
+    def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+        self._track_token_usage_internal(USAGE)
+        return super().call(messages)
+
+
+class Beginning(Silent):
+    """One that tells of what it asks, and not of what it is answered."""
+
+    def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+        with llm_call_context():
+            self._emit_call_started_event(messages=messages)
+            return super().call(messages)
+
+
+def crew_with(llm: BaseLLM, **options: Any) -> Crew:
     agent = Agent(role="R", goal="g", backstory="b", llm=llm)
-    assert guard.wrap(Crew(agents=[agent], tasks=[job(agent)])).kickoff().raw == "all well"
+    return Crew(agents=[agent], tasks=[job(agent)], **options)
+
+
+def prices_of(folder: Path) -> list[str]:
+    """By what each call of a model was paid for: the row of the price, and how its counts were found."""
+    with sqlite3.connect(folder / "ledger.db") as connection:
+        return [source for (source,) in connection.execute("select prices from usage order by at_us")]
+
+
+@pytest.mark.parametrize("kind", [Silent, Beginning])
+def test_a_model_that_tells_nothing_is_booked_as_its_text_looks_and_marked(
+    guard: Guard, tmp_path: Path, kind: type[Silent]
+) -> None:
+    assert guard.wrap(crew_with(kind(model="gpt-4o", lines=[ALL_WELL]))).kickoff().raw == "all well"
     used = guard.usage(model="gpt-4o")
     assert used.calls == 1
-    assert used.output_tokens == len("Thought: x\nFinal Answer: all well")
-    assert used.input_tokens > 100
+    assert used.output_tokens == -(-len(ALL_WELL) // 4)
+    assert used.input_tokens > 50
+    assert used.reserved == 0
+    assert [source.endswith(", estimated") for source in prices_of(tmp_path)] == [True]
+
+
+@pytest.mark.parametrize(("options", "budget"), [({"max_tokens": 100}, None), ({}, "5 USD")])
+def test_one_that_has_a_limit_or_a_budget_is_booked_as_reserved(
+    guard: Guard, tmp_path: Path, options: dict[str, Any], budget: str | None
+) -> None:
+    """What it could have used at most: such a budget is not to be overshot."""
+    crew = crew_with(Silent(model="gpt-4o", lines=[ALL_WELL], **options))
+    guard.wrap(crew, budget=budget).kickoff()
+    assert guard.usage(model="gpt-4o").output_tokens >= 100
+    assert [source.endswith(", as reserved") for source in prices_of(tmp_path)] == [True]
+
+
+def test_what_a_model_adds_up_is_what_it_used(guard: Guard) -> None:
+    guard.wrap(crew_with(Tracking(model="gpt-4o", lines=[ALL_WELL]))).kickoff()
+    used = guard.usage(model="gpt-4o")
+    assert (used.input_tokens, used.output_tokens) == (USAGE["prompt_tokens"], USAGE["completion_tokens"])
+
+
+def test_an_answer_of_a_provider_without_usage_is_estimated_too(
+    guard: Guard, model_server: ModelServer, tmp_path: Path
+) -> None:
+    model_server.say(Reply(text="all done now", silent_usage=True))
+    guard.wrap(crew_with(of_openai(model_server, max_tokens=None))).kickoff()
+    assert [source.endswith(", estimated") for source in prices_of(tmp_path)] == [True]
+    assert guard.usage(model="gpt-4o-mini").output_tokens == 3
+
+
+def test_a_copy_of_a_model_is_metered_by_itself(guard: Guard) -> None:
+    """As agents are copied for each item of a batch."""
+    llm = Silent(model="gpt-4o", lines=[ALL_WELL] * 2)
+    outputs = guard.wrap(crew_with(llm)).kickoff_for_each([{}, {}])
+    assert [output.raw for output in outputs] == ["all well"] * 2
+    assert guard.usage(model="gpt-4o").calls == 2
 
 
 def test_a_model_that_tells_nothing_is_not_asked_beyond_the_budget(guard: Guard) -> None:
@@ -215,5 +287,86 @@ def test_nothing_of_ours_goes_through_crewais_own_providers(
     assert "sagaspan" not in reported
 
 
+def test_nothing_of_ours_is_in_the_traces_that_crewai_keeps_itself(
+    tmp_path: Path, provider: TracerProvider, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``tracing=True``: they stay in the process until somebody agrees to send them."""
+    ephemeral = pytest.importorskip("crewai.telemetry.tracing.ephemeral", reason="crewai before it traced so")
+    kept: list[ReadableSpan] = []
+    monkeypatch.setattr(
+        ephemeral.EphemeralSpanBuffer, "export",
+        lambda _buffer, spans: kept.extend(spans) or SpanExportResult.SUCCESS,
+    )  # fmt: skip
+    with Guard(f"sqlite:///{tmp_path}/ledger.db", tracer_provider=provider) as guard:
+        with ephemeral.trace_consent(lambda: False):
+            guard.wrap(crew_of([ask("pay", amount=1)], [pay], tracing=True)).kickoff()
+        crewai_event_bus.flush()
+    assert {scope_of(span) for span in spans.get_finished_spans()} == {"sagaspan"}
+    assert {scope_of(span) for span in kept} == {"crewai"}
+    theirs = {span.context.trace_id for span in kept}
+    assert not theirs & {span.context.trace_id for span in spans.get_finished_spans()}
+    assert len(tree(spans)) == 7
+
+
 def scope_of(span: ReadableSpan) -> str | None:
     return None if span.instrumentation_scope is None else span.instrumentation_scope.name
+
+
+class Told(Silent):
+    """One that keeps what it was asked."""
+
+    seen: list[Any] = []  # noqa: RUF012 - pydantic copies it
+
+    def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+        self.seen.append(messages)
+        return super().call(messages, *args, **kwargs)
+
+
+class Answer(BaseModel):
+    """What a task is to end with."""
+
+    value: int
+
+
+PLAN = '{"list_of_plans_per_task": [{"task_number": 1, "task": "do", "plan": "just do"}]}'
+VALID = '{"valid": true, "feedback": null}'
+FINAL = "Thought: x\nFinal Answer: "
+
+
+def planned(llm: Told) -> Crew:
+    llm.lines += [FINAL + PLAN]
+    return crew_of([], planning=True, planning_llm=llm)
+
+
+def managed(llm: Told) -> Crew:
+    llm.lines += [ALL_WELL]
+    return Crew(agents=[agent_of([])], tasks=[job()], manager_llm=llm, process=Process.hierarchical)
+
+
+def converted(llm: Told) -> Crew:
+    llm.lines += [FINAL + "no data", '{"value": 5}']
+    agent = Agent(role="R", goal="g", backstory="b", llm=llm)
+    return Crew(agents=[agent], tasks=[job(agent, output_pydantic=Answer)])
+
+
+def checked(llm: Told) -> Crew:
+    llm.lines += [ALL_WELL, FINAL + VALID, VALID, VALID]
+    agent = Agent(role="R", goal="g", backstory="b", llm=llm)
+    return Crew(agents=[agent], tasks=[job(agent, guardrail="it says that all is well")])
+
+
+@pytest.mark.parametrize("make", [planned, managed, converted, checked])
+def test_a_model_that_tells_nothing_is_counted_whatever_a_crew_asks_it_for(guard: Guard, make: Any) -> None:
+    """As planner, manager, converter and guardrail it is asked in places of CrewAI's own."""
+    llm = Told(model="gpt-4o-mini")
+    guard.wrap(make(llm)).kickoff()
+    assert len(llm.seen) >= (1 if make in (planned, managed) else 2)
+    assert guard.usage(model="gpt-4o-mini").calls == len(llm.seen)
+
+
+@pytest.mark.parametrize("make", [planned, managed, converted, checked])
+def test_nor_is_it_asked_for_any_of_these_over_a_budget(guard: Guard, make: Any) -> None:
+    llm = Told(model="gpt-4o-mini")
+    with pytest.raises(BudgetExceeded):
+        guard.wrap(make(llm), budget="0.0000001 USD").kickoff()
+    assert llm.seen == []

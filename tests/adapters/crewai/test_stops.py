@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import os
 import threading
 from typing import Any
 
@@ -15,6 +17,7 @@ from crewai.tools import tool
 from sagaspan import ApprovalPending, BudgetExceeded, Guard, Policy
 from tests.adapters.crewai.entries import ENTRIES, prepared
 from tests.adapters.crewai.scripts import Ask, Scripted, agent_of, ask, crew_of, model_of
+from tests.adapters.crewai.test_tools import states
 
 TWO_CALLS = "2 calls"
 
@@ -78,6 +81,41 @@ def test_an_approver_that_raises_refuses(guard: Guard, world: list[object], nati
         assert guard.wrap(crew, {"book": Policy(approve=True)}).kickoff().raw == "done"
     assert world == []
     assert "ApprovalDenied" in model_of(crew).heard
+
+
+class Closed(io.StringIO):
+    """A standard input that is closed, as of a service, or at its end, as with ``</dev/null``."""
+
+    def __init__(self, *, closed: bool) -> None:
+        super().__init__()
+        if closed:
+            self.close()
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "at its end"])
+def test_a_terminal_without_input_lets_nothing_run(
+    guard: Guard, world: list[object], native: bool, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the hook that CrewAI documents for approvals lets the tool run: there an error of a hook is swallowed."""
+    monkeypatch.setattr("sys.stdin", Closed(closed=closed))
+    crew = crew_of(SCRIPT[:1], shop(world), native)
+    with guard.override(approver="console"), contextlib.suppress(ApprovalPending):
+        guard.wrap(crew, {"book": Policy(approve=True)}, run_id="trip").kickoff()
+    assert world == []
+    denied = "ApprovalDenied" in model_of(crew).heard
+    waiting = [request.args for request in guard.approvals.list()]
+    assert denied if closed else waiting == [{"room": "a"}]
+
+
+def test_a_process_without_input_lets_nothing_run(guard: Guard, world: list[object], native: bool) -> None:
+    """The descriptor itself is at its end."""
+    ours, theirs = os.pipe()
+    os.close(theirs)
+    with os.fdopen(ours) as empty, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", empty)
+        with guard.override(approver="console"), pytest.raises(ApprovalPending):
+            guard.wrap(crew_of(SCRIPT[:1], shop(world), native), {"book": Policy(approve=True)}).kickoff()
+    assert world == []
 
 
 def test_an_abort_ends_the_kickoff_and_undoes_it(guard: Guard, world: list[object], native: bool) -> None:
@@ -259,3 +297,40 @@ def test_all_questions_of_a_turn_are_asked_together(guard: Guard, world: list[ob
         guard.approvals.approve(request.id)
     assert again().raw == "done"
     assert sorted(str(what) for what in world) == ["book a", "book b", "book c", "book d"]
+
+
+@pytest.mark.parametrize("swallows", [False, True], ids=["passes-on", "swallows"])
+def test_a_crew_in_the_body_of_a_tool_that_waits_for_approval_goes_on_later(
+    guard: Guard, world: list[object], native: bool, swallows: bool
+) -> None:
+    """The tool around it is asked again: neither in doubt, nor done with the words that it made of the pause."""
+
+    @tool("pay")
+    def pay(amount: int) -> str:
+        """Pay."""
+        world.append(amount)
+        return "paid"
+
+    @tool("department")
+    def department(question: str) -> str:
+        """Ask a department."""
+        try:
+            return str(crew_of([ask("pay", amount=5)], [pay], native).kickoff().raw)
+        except Exception as error:
+            if swallows:
+                return f"sorry: {error}"
+            raise
+
+    policies = {"pay": Policy(effect="write", approve=True), "department": Policy(effect="write")}
+
+    def kickoff() -> str:
+        crew = crew_of([ask("department", question="may I?")], [department, pay], native)
+        return str(guard.wrap(crew, policies, run_id="order-1").kickoff().raw)
+
+    with pytest.raises(ApprovalPending) as pending:
+        kickoff()
+    guard.approvals.approve(pending.value.approval_id)
+    for _ in range(2):
+        assert kickoff() == "done"
+    assert world == [5]
+    assert states(guard) == [("department", "done"), ("pay", "done")]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from crewai import Agent, Crew, Task
 from crewai.events import stream_context
+from crewai.flow.flow import Flow, start
 from crewai.hooks import clear_all_tool_call_hooks
 from crewai.hooks.dispatch import InterceptionPoint, clear_all, get_hooks, get_scoped_hooks
 from crewai.tools import BaseTool, tool
@@ -155,6 +156,37 @@ def test_a_guardrail_that_refuses_the_answer_does_not_repeat_what_was_done(
     crew = crew_of([ask("pay", amount=5), Say("short"), ask("pay", amount=5)], [pay_tool(world)], native, task=task)
     assert guard.wrap(crew).kickoff().raw == "fine"
     assert world == [5]
+
+
+def sent_back(world: list[object], script: list[Any], native: bool, *verdicts: bool) -> Agent:
+    """An agent whose guardrail gives ``verdicts``, one an answer."""
+    given = iter(verdicts)
+    return agent_of(script, [pay_tool(world)], native, guardrail=lambda output: (next(given), output.raw))
+
+
+def test_what_an_agent_alone_is_sent_back_for_does_not_repeat_what_was_done(
+    guard: Guard, world: list[object], native: bool
+) -> None:
+    script = [ask("pay", amount=5), Say(), ask("pay", amount=5), ask("pay", amount=6)]
+    guard.wrap(sent_back(world, script, native, False, True)).kickoff("go")
+    assert world == [5, 6]
+
+
+def test_a_new_kickoff_of_an_agent_alone_is_answered_with_nothing_old(
+    guard: Guard, world: list[object], native: bool
+) -> None:
+    pay = ask("pay", amount=5)
+    script = [pay, Say(), ask("pay", amount=6), Say(), pay]
+    agent = sent_back(world, script, native, True, False, True)
+
+    class Twice(Flow[Any]):
+        @start()
+        def work(self) -> None:
+            agent.kickoff("go")
+            agent.kickoff("once more")
+
+    guard.wrap(Twice()).kickoff()
+    assert world == [5, 6, 5]
 
 
 def test_the_same_run_id_answers_from_the_ledger(guard: Guard, world: list[object], native: bool) -> None:

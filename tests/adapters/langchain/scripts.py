@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.checkpoint.memory import InMemorySaver
 
 from sagaspan import CallInfo, Guard
 
@@ -47,6 +48,19 @@ class ScriptedModel(BaseChatModel):
 
     def _id(self, asked: int, at: int) -> str:
         return f"call_{next(_numbers)}" if self.ids == "fresh" else f"call_{asked}_{at}"
+
+
+class ForgetfulSaver(InMemorySaver):
+    """A checkpointer whose writes are lost while ``down``, as in a crash before they reached the disk."""
+
+    down = False
+
+    def put(self, config: Any, *args: Any) -> Any:
+        return config if self.down else super().put(config, *args)
+
+    def put_writes(self, *args: Any, **kwargs: Any) -> None:
+        if not self.down:
+            super().put_writes(*args, **kwargs)
 
 
 def model(*steps: Step | Sequence[Step], ids: str = "fresh") -> ScriptedModel:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sagaspan import ConfigurationError
-from sagaspan_langchain import _compat, adapter
+from sagaspan_langchain import _compat, _compat_tasks, adapter
 
 
 def test_the_adapter_imports_no_framework() -> None:
@@ -33,9 +33,14 @@ def test_it_knows_objects_by_where_their_classes_come_from() -> None:
     assert not adapter.knows(object())
 
 
-def test_missing_internals_are_named_with_the_versions_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A LangGraph that has changed underneath is refused when something is wrapped, with what is needed."""
-    monkeypatch.delattr(_compat.BaseTool, "_filter_injected_args")
+@pytest.mark.parametrize(
+    ("owner", "name"), [(_compat.BaseTool, "_filter_injected_args"), (_compat_tasks.PregelLoop, "_first")]
+)
+def test_missing_internals_are_named_with_the_versions_needed(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    """A LangChain or LangGraph that changed underneath is refused when something is wrapped, with what is needed."""
+    monkeypatch.delattr(owner, name)
     _compat.check.cache_clear()
     with pytest.raises(ConfigurationError, match=r"langgraph>=1\.2\.12.*installed: langchain-core"):
         _compat.check()

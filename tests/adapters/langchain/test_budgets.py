@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool
-from langgraph.graph import START, StateGraph
-from langgraph.types import Send
 
 from sagaspan import BudgetExceeded, ConfigurationError, Guard, LoopDetected
-from tests.adapters.langchain.scripts import answers, ask, calls_of, model, states
+from tests.adapters.langchain.scripts import answers, ask, calls_of, model
 
 World = list[Any]
 
@@ -109,32 +106,3 @@ def test_a_loop_is_told_and_then_ends_the_agent(guard: Guard) -> None:
     assert {(run.name, run.status, run.reason) for run in guard.runs.list()} == {
         ("loops", "failed", "loop"), ("looks", "completed", None)
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("side_by_side", [True, False])
-async def test_what_workers_side_by_side_each_ask_once_is_no_loop(guard: Guard, side_by_side: bool) -> None:
-    """None of them knows the others' answers; one that is sent off again and again is in a circle all the same."""
-
-    @tool
-    def tables() -> str:
-        """List the tables."""
-        return "a, b"
-
-    class State(TypedDict):
-        said: Annotated[list[str], operator.add]
-
-    worker = create_agent(model(("tables", {})), [tables])
-    graph: Any = StateGraph(State)
-    graph.add_node("work", lambda state: {"said": [worker.invoke(ask())["messages"][-1].text]})
-    if side_by_side:
-        graph.add_conditional_edges(START, lambda state: [Send("work", state)] * 12)
-    else:
-        graph.add_edge(START, "work")
-        graph.add_conditional_edges("work", lambda state: "work" if len(state["said"]) < 12 else "__end__")
-    agent = guard.wrap(graph.compile(), run_id="r")
-    if side_by_side:
-        assert agent.invoke({"said": []}) == {"said": ["done"] * 12}
-    else:
-        with pytest.raises(LoopDetected):
-            agent.invoke({"said": []})
-    assert states(guard) == {"r": "completed" if side_by_side else "failed"}

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
-from openinference.instrumentation.langchain import LangChainInstrumentor as OpenInference
 from opentelemetry import context
-from opentelemetry.instrumentation.langchain import LangchainInstrumentor as OpenLLMetry
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -19,7 +18,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sagaspan import Guard
 from tests.adapters.langchain.scripts import ask, model
 
-OTHERS: dict[str, Any] = {"none": None, "OpenInference": OpenInference, "OpenLLMetry": OpenLLMetry}
+OpenInference = pytest.importorskip("openinference.instrumentation.langchain").LangChainInstrumentor
+OpenTelemetry = pytest.importorskip("opentelemetry.instrumentation.genai.langchain").LangChainInstrumentor
+OpenLLMetry = pytest.importorskip("opentelemetry.instrumentation.langchain").LangchainInstrumentor
+OTHERS: dict[str, Any] = {  # OpenLLMetry's is the last: uninstrumented, it goes on wrapping the nodes of graphs
+    "none": None, "OpenInference": OpenInference, "OpenTelemetry": OpenTelemetry, "OpenLLMetry": OpenLLMetry,
+}  # fmt: skip
+PAID: dict[str, list[str]] = {
+    "none": ["sagaspan agent"],
+    "OpenInference": ["tools", "agent", "sagaspan agent"],
+    "OpenLLMetry": ["execute_task tools", "agent.workflow", "invoke_agent agent", "sagaspan agent"],
+    "OpenTelemetry": ["invoke_agent agent", "sagaspan agent"],
+}
+"""The spans around that of the tool, the innermost first."""
 
 
 class Spans(InMemorySpanExporter):
@@ -71,7 +82,7 @@ def other(request: Any) -> Iterator[tuple[str, TracerProvider, Spans]]:
 async def test_spans_of_others_and_ours_are_one_tree(
     tmp_path: Path, other: tuple[str, TracerProvider, Spans], way: str
 ) -> None:
-    """Ours are the same ones whoever else looks; only a tool's span of the other's that is current is taken instead."""
+    """Ours are the same ones whoever else looks; only the span that the other opened for a tool is taken instead."""
     name, provider, spans = other
     spans.clear()
     spans.begun = 0
@@ -80,6 +91,7 @@ async def test_spans_of_others_and_ours_are_one_tree(
     @tool
     def pay(to: str) -> str:
         """Pay."""
+        provider.get_tracer("user").start_span("http").end()
         return to
 
     url = f"sqlite:///{tmp_path}/ledger.db"
@@ -92,13 +104,37 @@ async def test_spans_of_others_and_ours_are_one_tree(
     assert all(spans.above(one)[-1:] in ([], ["sagaspan agent"]) for one in finished)
     if way == "abandoned":
         return
-    (paid,) = spans.named("execute_tool pay", scope="")
+    (paid,) = [span for span in finished if (span.attributes or {}).get("gen_ai.tool.name") == "pay"]
     assert (paid.attributes or {})["sagaspan.call.state"] == "done"
     assert len(spans.named("chat scripted")) == 2
     assert paid.instrumentation_scope is not None
-    assert (paid.instrumentation_scope.name == "sagaspan") is (name != "OpenLLMetry")
-    around = ["execute_task tools"] if name == "OpenLLMetry" else []
-    assert spans.above(paid)[: len(around)] == around
+    assert (paid.instrumentation_scope.name == "sagaspan") is (name == "none")
+    assert spans.above(paid) == PAID[name]
+    (http,) = spans.named("http", scope="user")
+    assert spans.above(http)[0] == paid.name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_a_tool_whose_body_is_called_by_itself_has_a_span_of_its_own(
+    tmp_path: Path, other: tuple[str, TracerProvider, Spans]
+) -> None:
+    """The span around it is not the tool's, and is left as it is."""
+    _, provider, spans = other
+    spans.clear()
+    context.attach(context.Context())
+
+    @tool
+    def pay(to: str) -> str:
+        """Pay."""
+        return to
+
+    with Guard(f"sqlite:///{tmp_path}/ledger.db", tracer_provider=provider) as guard:
+        guarded = guard.wrap(pay)
+        RunnableLambda(lambda to: guarded._run(to, config={}), name="step").invoke("A")
+    (paid,) = spans.named("execute_tool pay")
+    assert not [
+        one for one in spans.get_finished_spans() if one is not paid and "sagaspan.call.id" in (one.attributes or {})
+    ]
 
 
 async def _go(agent: Any, way: str) -> None:

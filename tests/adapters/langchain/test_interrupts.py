@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 from pydantic import ValidationError
 
-from sagaspan import ApprovalPending, Guard
+from sagaspan import ApprovalPending, Approve, Edit, Guard
 from tests.adapters.langchain.scripts import Step, answers, ask, calls_of, model, on, states
 
 World = list[Any]
@@ -215,6 +216,87 @@ def test_a_wrong_answer_is_refused_and_the_right_one_works_then(guard: Guard, wo
     assert world == []
     agent.invoke(_decide(APPROVE), on("t"))
     assert world == [("pay", "A", 5)]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("shape", ["agent", "as a tool", "in a node", "in a run"])
+async def test_a_wrong_answer_undoes_nothing(guard: Guard, world: World, shape: str, way: str) -> None:
+    """The question is still open: the run waits for the right answer with all that it has done."""
+    policies = {**POLICIES, "look": {"compensate": lambda what: world.append(("undone", what))}}
+    steps: tuple[Step, ...] = (("look", {"what": "x"}), PAY)
+    match shape:
+        case "as a tool":
+            inner = create_agent(model(*steps), _tools(world))
+            consult = StructuredTool.from_function(
+                lambda: inner.invoke(ask())["messages"][-1].text, name="consult", description="Consult."
+            )
+            built = guard.wrap(create_agent(model(("consult", {})), [consult], checkpointer=InMemorySaver()), policies)
+        case "in a node":
+            graph: Any = StateGraph(MessagesState)
+            graph.add_node("inner", guard.wrap(create_agent(model(*steps), _tools(world)), policies))
+            graph.add_edge(START, "inner")
+            built = graph.compile(checkpointer=InMemorySaver())
+        case _:
+            built = guard.wrap(_agent(world, *steps), policies)
+
+    async def go(given: Any) -> None:
+        async with guard.run("r", id="r") if shape == "in a run" else contextlib.nullcontext():
+            built.invoke(given, on("t")) if way == "invoke" else await built.ainvoke(given, on("t"))
+
+    await go(ask())
+    with pytest.raises(ValidationError) as caught:
+        await go(Command(resume="yes"))
+    assert type(caught.value) is ValidationError
+    assert (world, [*states(guard).values()]) == ([("look", "x")], ["held" if shape == "in a run" else "paused"])
+    await go(_decide(APPROVE))
+    assert (world, [*states(guard).values()]) == ([("look", "x"), ("pay", "A", 5)], ["completed"])
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_an_answer_that_does_not_say_to_which_question_undoes_nothing(
+    guard: Guard, world: World, way: str
+) -> None:
+    """Where two tasks ask, LangGraph refuses one answer before it begins; then one that names its question is taken."""
+    policies = {**POLICIES, "look": {"compensate": lambda what: world.append(("undone", what))}}
+    both = [("pay", {"to": "A"}), ("pay", {"to": "B"})]
+    agent = guard.wrap(_agent(world, ("look", {"what": "x"}), both), policies)
+
+    async def go(given: Any) -> Any:
+        return agent.invoke(given, on("t")) if way == "invoke" else await agent.ainvoke(given, on("t"))
+
+    asked = (await go(ask()))["__interrupt__"]
+    with pytest.raises(RuntimeError, match="multiple pending interrupts"):
+        await go(_decide(APPROVE))
+    assert (world, states(guard)) == ([("look", "x")], {"t/1": "paused"})
+    await go(Command(resume={one.id: {"decisions": [APPROVE]} for one in asked}))
+    assert (sorted(world[1:]), states(guard)) == ([("pay", "A", 5), ("pay", "B", 5)], {"t/1": "completed"})
+
+
+def test_half_an_edit_of_what_was_denied_elsewhere_undoes_nothing(guard: Guard, world: World) -> None:
+    """It is looked at before LangGraph checks its shape."""
+    policies = {**POLICIES, "look": {"compensate": lambda what: world.append(("undone", what))}}
+    agent = guard.wrap(_agent(world, ("look", {"what": "x"}), PAY), policies)
+    agent.invoke(ask(), on("t"))
+    guard.approvals.deny(guard.approvals.list()[0].id, "no")
+    with pytest.raises(ValidationError):
+        agent.invoke(_decide({"type": "edit"}), on("t"))
+    assert (world, states(guard)) == ([("look", "x")], {"t/1": "paused"})
+
+
+@pytest.mark.parametrize("build", [_agent, _shared])
+def test_an_edit_is_read_as_the_model_s_arguments_are(guard: Guard, world: World, build: Any) -> None:
+    """By the tool's own schema: what that refuses is no answer, and the body gets no text for a number."""
+    agent = guard.wrap(build(world, PAY), POLICIES)
+    agent.invoke(ask(), on("t"))
+
+    def edit(amount: str) -> Command[Any]:
+        return _decide({"type": "edit", "edited_action": {"name": "pay", "args": {"to": "B", "amount": amount}}})
+
+    with pytest.raises(ValidationError, match="amount"):
+        agent.invoke(edit("lots"), on("t"))
+    assert (world, states(guard)) == ([], {"t/1": "paused"})
+    agent.invoke(edit("4"), on("t"))
+    assert (world, calls_of(guard, "t/1")[0].args) == ([("pay", "B", 4)], {"to": "B", "amount": 4})
 
 
 @pytest.mark.parametrize("answer", [APPROVE, REJECT])
@@ -498,6 +580,24 @@ async def test_several_people_answer_one_after_the_other(guard: Guard, world: Wo
     assert (world, states(guard)) == ([("refund", "A", 9)], {"t/1": "completed"})
 
 
+def test_beside_other_questions_such_an_edit_waits_in_the_ledger(guard: Guard, world: World) -> None:
+    """It is not made before the second person agrees, and what was approved beside it is done once."""
+    refund = {"effect": "write", "approve": True, "approval": {"approvers": 2}}
+    agent = guard.wrap(_shared(world, [PAY, ("pay", {"to": "C"})]), {**POLICIES, "refund": refund})
+    agent.invoke(ask(), on("t"))
+    other = {"type": "edit", "edited_action": {"name": "refund", "args": {"to": "A", "amount": 9}}}
+    with pytest.raises(ApprovalPending) as caught:
+        agent.invoke(_decide(other, APPROVE), _as("alice"))
+    assert (world, states(guard)) == ([("pay", "C", 5)], {"t/1": "paused"})
+    with pytest.raises(ApprovalPending):
+        agent.invoke(None, on("t"))
+    assert world == [("pay", "C", 5)]
+    guard.approvals.approve(caught.value.approval_id, by="bob")
+    output = agent.invoke(None, on("t"))
+    assert (world, states(guard)) == ([("pay", "C", 5), ("refund", "A", 9)], {"t/1": "completed"})
+    assert _called(output) == [("refund", {"to": "A", "amount": 9}), ("pay", {"to": "C"})]
+
+
 def test_an_edit_needs_as_many(guard: Guard, world: World) -> None:
     """Who edits has agreed to that, and the others are shown it."""
     policies = {"refund": {"effect": "write", "approve": True, "approval": {"approvers": 2}}}
@@ -570,6 +670,24 @@ async def test_so_it_does_after_an_edit_elsewhere(guard: Guard, world: World, wa
     output = await go(Command(resume={asked.id: "quite"}))
     assert _called(output) == [("pay", {"to": "B", "amount": 4}), ("confirm", {"question": "sure?"})]
     assert world == [("pay", "B", 4), ("confirm", "quite")]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("build", [_agent, _shared])
+async def test_so_it_does_after_that_of_an_approver(guard: Guard, world: World, way: str, build: Any) -> None:
+    """Where no checkpointer is in force; what he only agrees to stays."""
+    built = build(world, [("pay", {"to": "A"}), ("pay", {"to": "B"}), ("look", {"what": "x"})])
+    built.checkpointer = None
+    agent = guard.wrap(built, POLICIES)
+
+    def decide(request: Any) -> Any:
+        return Edit({"to": "A", "amount": 4}) if request.args["to"] == "A" else Approve()
+
+    with guard.override(approver=decide):
+        output = agent.invoke(ask()) if way == "invoke" else await agent.ainvoke(ask())
+    assert sorted(world) == [("look", "x"), ("pay", "A", 4), ("pay", "B", 5)]
+    assert _called(output) == [("pay", {"to": "A", "amount": 4}), ("pay", {"to": "B"}), ("look", {"what": "x"})]
+    assert len([one for one in output["messages"] if isinstance(one, AIMessage)]) == 2
 
 
 def test_a_state_that_only_appends_keeps_its_message(guard: Guard, world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.tools import tool
+from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, Send, interrupt
@@ -30,9 +30,7 @@ class Declined(Exception):
     """No."""
 
 
-def _payer(guard: Guard, world: World, *to: str, **policy: Any) -> Any:
-    """A guarded agent that pays each of ``to``, one after the other; who is called "nobody" is refused."""
-
+def _paying(world: World) -> BaseTool:
     @tool
     def pay(to: str) -> str:
         """Pay."""
@@ -41,7 +39,12 @@ def _payer(guard: Guard, world: World, *to: str, **policy: Any) -> Any:
         world.append(f"pay {to}")
         return f"paid {to}"
 
-    agent = create_agent(model(*(("pay", {"to": one}) for one in to)), [pay], name="payer")
+    return pay
+
+
+def _payer(guard: Guard, world: World, *to: str, **policy: Any) -> Any:
+    """A guarded agent that pays each of ``to``, one after the other; who is called "nobody" is refused."""
+    agent = create_agent(model(*(("pay", {"to": one}) for one in to)), [_paying(world)], name="payer")
     return guard.wrap(agent, {"pay": policy})
 
 
@@ -112,12 +115,25 @@ def test_an_agent_that_asks_twice_gets_both_answers(guard: Guard, world: World, 
     assert (world, [*states(guard).values()]) == (["pay A", "pay B"], ["completed"])
 
 
-def test_an_intended_repeat_after_a_pause_is_made(guard: Guard, world: World) -> None:
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("guards", ["the agent", "the graph"])
+async def test_an_intended_repeat_after_a_pause_is_made(guard: Guard, world: World, guards: str, way: str) -> None:
     """What the inner checkpoint answers is not asked again, so an equal call is a new one."""
-    inner = _payer(guard, world, "A", "nobody?", "A", approve="to == 'nobody?'")
-    outer = _around(lambda state: {"said": [str(len(inner.invoke(ask())["messages"]))]})
-    outer.invoke({"to": [], "said": []}, on("t"))
-    outer.invoke(Command(resume=APPROVED), on("t"))
+    tools = [_paying(world)]
+    inner: Any = create_agent(model(*(("pay", {"to": one}) for one in ("A", "nobody?", "A"))), tools)
+    policies = {"pay": {"approve": "to == 'nobody?'"}}
+    inner = guard.wrap(inner, policies) if guards == "the agent" else inner
+
+    async def awork(_: Any) -> Any:
+        return {"said": [str(len((await inner.ainvoke(ask()))["messages"]))]}
+
+    def work(_: Any) -> Any:
+        return {"said": [str(len(inner.invoke(ask())["messages"]))]}
+
+    outer = _around(work if way == "invoke" else awork)
+    outer = guard.wrap(outer, policies) if guards == "the graph" else outer
+    for given in ({"to": [], "said": []}, Command(resume=APPROVED)):
+        outer.invoke(given, on("t")) if way == "invoke" else await outer.ainvoke(given, on("t"))
     assert world == ["pay A", "pay nobody?", "pay A"]
     (run,) = guard.runs.list()
     assert len(calls_of(guard, run.id)) == 3
@@ -150,3 +166,55 @@ def test_what_was_undone_is_not_gone_on_with(guard: Guard, world: World) -> None
     with pytest.raises(RunClosed):
         outer.invoke(None, on("t"))
     assert world == ["pay A", "back from A"] * 2
+
+
+@pytest.mark.parametrize("within", ["as a node", "called by one"])
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_what_earlier_steps_of_a_graph_within_had_done_is_over(
+    guard: Guard, world: World, within: str, blocks: int
+) -> None:
+    """An equal undeclared call of a later step is a new one, and what the paused step had done is answered.
+
+    Not that of undeclared tools where one block pauses and resumes: there nobody entered the run again.
+    """
+
+    @tool
+    def note(what: int) -> str:
+        """Note."""
+        world.append(what)
+        return "noted"
+
+    def ask_in_between(state: Any) -> None:
+        note.invoke({"what": 2})
+        interrupt("?")
+        note.invoke({"what": 1})
+
+    steps = {"a": lambda state: note.invoke({"what": 1}) and None, "b": ask_in_between}
+    steps["c"] = steps["a"]
+    inner = _chain(steps)
+    around = inner if within == "as a node" else lambda state: inner.invoke(state) and None
+    agent = guard.wrap(_chain({"inner": around}, InMemorySaver()))
+
+    def go() -> None:
+        agent.invoke({"to": [], "said": []}, on("t"))
+        agent.invoke(Command(resume="yes"), on("t"))
+
+    if blocks == 1:
+        with guard.run("r", id="r"):
+            go()
+    elif blocks == 2:
+        with guard.run("r", id="r"):
+            agent.invoke({"to": [], "said": []}, on("t"))
+        with guard.run("r", id="r"):
+            agent.invoke(Command(resume="yes"), on("t"))
+    else:
+        go()
+    assert world == ([1, 2, 2, 1, 1] if blocks == 1 else [1, 2, 1, 1])
+
+
+def _chain(steps: dict[str, Any], checkpointer: Any = None) -> Any:
+    graph: Any = StateGraph(State)
+    for before, (name, step) in zip([START, *steps], steps.items(), strict=False):
+        graph.add_node(name, step)
+        graph.add_edge(before, name)
+    return graph.compile(checkpointer=checkpointer)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 from sagaspan import BudgetExceeded, Guard
 from tests.adapters.langchain.scripts import ask, calls_of, model_calls_of
@@ -135,3 +136,86 @@ def test_a_stream_whose_usage_nobody_asked_for_is_booked_as_reserved(priced: Gua
     spent = priced.usage(run="r")
     assert spent.output_tokens == 200
     assert spent.input_tokens > model_server.input_tokens
+
+
+# -- texts and vectors -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def clients() -> Any:
+    """What these two classes would else leave open."""
+    async with httpx.AsyncClient() as awaited:
+        with httpx.Client() as client:
+            yield {"http_client": client, "http_async_client": awaited}
+
+
+def _texts(server: ModelServer, options: Any) -> Any:
+    return OpenAI(
+        model="gpt-3.5-turbo-instruct", base_url=f"{server.url}/v1", api_key="test", max_retries=0, max_tokens=200,
+        **options,
+    )  # fmt: skip
+
+
+def _vectors(server: ModelServer, options: Any) -> Any:
+    return OpenAIEmbeddings(
+        model="text-embedding-3-small", base_url=f"{server.url}/v1", api_key="test", max_retries=0,
+        check_embedding_ctx_length=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_completion_model_is_booked_too(
+    priced: Guard, model_server: ModelServer, clients: Any, way: str
+) -> None:
+    """To the token; of a stream whose usage nobody sends, what was reserved."""
+    model_server.say(SPOKEN)
+    texts = priced.wrap(_texts(model_server, clients))
+    async with priced.run("r", id="r"):
+        await _asked(texts, way, "Say good morning.")
+    spent = priced.usage(run="r")
+    assert (model_server.input_tokens, model_server.output_tokens) == (120, 30)
+    if "stream" in way:
+        assert (spent.input_tokens > 0, spent.output_tokens) == (True, 200)
+    else:
+        assert (spent.input_tokens, spent.output_tokens) == (120, 30)
+    assert (spent.spent > 0, spent.reserved) == (True, 0)
+
+
+async def test_prompts_that_are_sent_together_are_one_request(
+    priced: Guard, model_server: ModelServer, clients: Any
+) -> None:
+    """As the provider bills them."""
+    model_server.say(Reply(text="Yes.", input_tokens=40, output_tokens=2))
+    texts = priced.wrap(_texts(model_server, clients))
+    with priced.run("r", id="r"):
+        assert texts.batch(["one?", "two?"]) == ["Yes.", "Yes."]
+    spent = priced.usage(run="r")
+    assert len(model_server.requests) == 1
+    assert (spent.calls, spent.input_tokens, spent.output_tokens) == (1, 40, 4)
+
+
+@pytest.mark.parametrize("way", ["embed_documents", "embed_query", "aembed_documents", "aembed_query"])
+async def test_embeddings_are_booked_too(priced: Guard, model_server: ModelServer, clients: Any, way: str) -> None:
+    """With no less than the server counted; LangChain does not hand on what it says."""
+    vectors = priced.wrap(_vectors(model_server, clients))
+    given: Any = "a text of some words" if "query" in way else ["a text", "and another one"]
+    async with priced.run("r", id="r"):
+        found = getattr(vectors, way)(given)
+        found = await found if way.startswith("a") else found
+    assert found
+    spent = priced.usage(run="r")
+    assert (spent.calls, spent.input_tokens >= model_server.input_tokens > 0, spent.spent > 0) == (1, True, True)
+
+
+@pytest.mark.parametrize("ask_it", [
+    lambda guard, server, clients: guard.wrap(_texts(server, clients)).invoke("hi"),
+    lambda guard, server, clients: list(guard.wrap(_texts(server, clients)).stream("hi")),
+    lambda guard, server, clients: guard.wrap(_vectors(server, clients)).embed_query("hi"),
+], ids=["completion", "stream", "embedding"])  # fmt: skip
+async def test_nor_are_they_sent_over_the_budget(
+    priced: Guard, model_server: ModelServer, clients: Any, ask_it: Any
+) -> None:
+    """They are refused before the request leaves."""
+    with pytest.raises(BudgetExceeded), priced.run("r", budget="0.000000001 USD"):
+        ask_it(priced, model_server, clients)
+    assert model_server.requests == []

@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
 from sagaspan import Guard, RunClosed, StoreUnavailable
-from tests.adapters.langchain.scripts import ScriptedModel, ask, calls_of, model, on, states, steps_of
+from tests.adapters.langchain.scripts import ForgetfulSaver, ScriptedModel, ask, calls_of, model, on, states, steps_of
 
 World = list[Any]
 
@@ -220,19 +220,6 @@ def test_a_pause_that_ends_in_the_same_block_completes(guard: Guard, desk: Desk,
     assert states(guard) == {"job": "completed"}
 
 
-class ForgetfulSaver(InMemorySaver):
-    """A checkpointer whose writes are lost while ``down``, as in a crash before they reached the disk."""
-
-    down = False
-
-    def put(self, config: Any, *args: Any) -> Any:
-        return config if self.down else super().put(config, *args)
-
-    def put_writes(self, *args: Any, **kwargs: Any) -> None:
-        if not self.down:
-            super().put_writes(*args, **kwargs)
-
-
 def test_a_lost_checkpoint_repeats_nothing(guard: Guard, world: World) -> None:
     """A call that was done but whose answer the checkpoint lost is answered from the ledger when the thread goes on.
 
@@ -325,6 +312,20 @@ async def test_a_provider_that_fails_interrupts_a_turn_that_can_go_on(
     assert (world, states(guard)) == ([("book", "A")], {"t/1": "held"})
     agent.invoke(None, on("t")) if way == "invoke" else await agent.ainvoke(None, on("t"))
     assert (world, states(guard)) == ([("book", "A"), ("charge", 1.0)], {"t/1": "completed"})
+
+
+def test_new_input_after_that_is_another_turn(guard: Guard, desk: Desk, world: World) -> None:
+    """As after every other turn: the held one stays as it is, nothing of it is undone until somebody says so."""
+    agent = guard.wrap(_flaky(desk, checkpointer=InMemorySaver()), desk.policies)
+    with pytest.raises(ConnectionResetError):
+        agent.invoke(ask(), on("t"))
+    agent.invoke(ask("something else"), on("t"))
+    assert (world, states(guard)) == (
+        [("book", "A"), ("book", "A"), ("charge", 1.0)],
+        {"t/2": "completed", "t/1": "held"},
+    )
+    guard.compensate("t/1")
+    assert states(guard) == {"t/2": "completed", "t/1": "compensated"}
 
 
 def test_without_a_checkpointer_it_is_an_error_like_others(guard: Guard, desk: Desk, world: World) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Annotated, Any
+from uuid import uuid4
 
 import pytest
 from langchain.agents import create_agent
@@ -24,7 +27,7 @@ from langchain_core.tools import (
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr
 
 from sagaspan import ConfigurationError, Guard
 from tests.adapters.langchain.scripts import answers, ask, calls_of, model
@@ -546,3 +549,80 @@ def test_an_undo_that_is_guarded_itself_is_recorded_once(guard: Guard, world: Wo
         raise ValueError("later")
     assert world == ["B-A"]
     assert [(c.tool, c.phase) for c in calls_of(guard, "r")] == [("book", "forward"), ("cancel", "compensation")]
+
+
+class Till(BaseTool):
+    """A tool class with a field of its own."""
+
+    name: str = "pay"
+    description: str = "Pay."
+    account: str = "till"
+    bank: Any = None
+    paid: int = 0
+    log: Any = None
+
+    def _run(self, amount: int) -> str:
+        self.paid += amount
+        self.log.append((self.account, amount))
+        return "paid"
+
+
+class Numbered(Till):
+    """Each object of it has a number that nobody gave it."""
+
+    number: str = Field(default_factory=lambda: uuid4().hex)
+
+
+class Bank(BaseModel):
+    """What a tool is made with."""
+
+    name: str
+
+
+@dataclass
+class Branch:
+    """Another thing that a tool is made with."""
+
+    banks: list[Bank]
+
+
+@pytest.mark.parametrize(
+    ("same", "other"),
+    [
+        ({}, {"account": "safe"}),
+        ({"bank": Bank(name="a")}, {"bank": Bank(name="b")}),
+        ({"bank": Branch([Bank(name="a")])}, {"bank": Branch([Bank(name="b")])}),
+    ],
+    ids=["a-value", "a-model", "within-a-dataclass"],
+)
+def test_objects_of_one_class_that_differ_in_a_plain_field_are_two_tools(
+    guard: Guard, world: World, same: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """An equal write of the second would silently not happen; it is refused. Those that are alike are one tool."""
+    tills = [Till(log=world, **deepcopy(fields)) for fields in (same, same, other)]
+    till, again, safe = (guard.wrap(one, {"pay": {"effect": "write"}}) for one in tills)
+    with guard.run("r", id="r"):
+        assert [till.invoke({"amount": 5}), again.invoke({"amount": 5})] == ["paid", "paid"]
+        with pytest.raises(ConfigurationError, match="different names"):
+            safe.invoke({"amount": 5})
+    assert world == [("till", 5)]
+
+
+def test_what_a_default_factory_made_tells_no_two_apart(guard: Guard, world: World) -> None:
+    """A tool that is made anew, with an id or the time in it, does a write once; a value that was given tells."""
+    tills = [Numbered(log=world), Numbered(log=world), Numbered(log=world, number="mine")]
+    one, again, other = (guard.wrap(each, {"pay": {"effect": "write"}}) for each in tills)
+    with guard.run("r", id="r"):
+        assert [one.invoke({"amount": 5}), again.invoke({"amount": 5})] == ["paid", "paid"]
+        with pytest.raises(ConfigurationError, match="different names"):
+            other.invoke({"amount": 5})
+    assert world == [("till", 5)]
+
+
+def test_a_tool_that_counts_in_its_own_fields_stays_itself(guard: Guard, world: World) -> None:
+    """Wrapped again within its run, it is the same object, whatever it has counted since."""
+    till = Till(log=world)
+    with guard.run("r", id="r"):
+        for _ in range(2):
+            guard.wrap(till, {"pay": {"effect": "write"}}).invoke({"amount": 5})
+    assert world == [("till", 5)]

@@ -6,5 +6,5 @@ alter table audit add column hash blob;
 
 insert into facts (namespace, name, value)
 select '', 'audit chained from', cast(newest + 1 as text)
-  from (select max(seq) as newest from audit)
+  from (select max(seq) as newest from audit) as last
  where newest is not null;

@@ -1,0 +1,68 @@
+"""What calls used, added up, and the books of budgets beside what calls say of them: for every SQL store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sagaspan.ledger.records import BudgetRecord
+from sagaspan.ledger.store import Booked
+from sagaspan.stores import _columns as columns
+
+Name = tuple[str, str, str, str, int]
+_KINDS: Final = {
+    "run": "c.run_id", "agent": "coalesce(u.agent, r.agent)", "user": "r.user", "tenant": "r.tenant", "tool": "c.tool",
+    "model": "u.model",
+}  # fmt: skip
+_CLAIMED: Final = "c.phase = 'forward' and c.state not in ('refused', 'scheduled', 'awaiting_approval')"
+
+
+def usage_query(
+    namespace: str | None, which: Mapping[str, str], since_us: int, by: str | None, *, steers: bool = False
+) -> tuple[str, list[Any]]:
+    """The query of ``Store.usage_of`` and its values, with the columns of ``UsageTotals``.
+
+    ``steers``: SQLite is told by which index to go.
+    """
+    conditions: list[str] = [_CLAIMED]
+    values: list[Any] = []
+    # With a plus no index is looked for, and a cross join begins on its left: of all calls, or runs, of a namespace or
+    # user the last hour has few.
+    by_time = steers and since_us and "run" not in which
+    namespace_column = "+c.namespace" if by_time else "c.namespace"
+    for column, value in [
+        (namespace_column, namespace), *((_KINDS[kind], name) for kind, name in which.items())
+    ]:  # fmt: skip
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            values.append(value)
+    if since_us:
+        conditions.append("c.created_us >= ?")
+        values.append(since_us)
+    key = "null" if by is None else _KINDS[by]
+    return (
+        f"""
+select {key}, count(*), coalesce(sum(u.cost), 0), sum(case when u.prices like '%, assumed' then 1 else 0 end),
+       coalesce(sum(u.input_tokens), 0), coalesce(sum(u.output_tokens), 0), coalesce(sum(u.cached_tokens), 0),
+       coalesce(sum(u.reasoning_tokens), 0)
+  from calls c {"cross" if by_time else ""} join runs r on r.namespace = c.namespace and r.id = c.run_id
+       left join "usage" u on u.call_id = c.id
+ where {" and ".join(conditions)}
+ group by 1 order by 3 desc, 2 desc
+""",  # noqa: S608
+        values,
+    )
+
+
+def booked_of(rows: Sequence[BudgetRecord], held: Mapping[Name, int], spent: Mapping[Name, int]) -> list[Booked]:
+    """Each budget that is counted (``rows``) or of which calls hold or spent something."""
+    counted: dict[Name, BudgetRecord] = {columns.budget_name(row): row for row in rows}
+    return [
+        Booked(_named(name), counted.get(name), held.get(name, 0), spent.get(name, 0))
+        for name in sorted({*counted, *held, *spent})
+    ]
+
+
+def _named(name: Name) -> BudgetRecord:
+    namespace, scope, unit, window, start_us = name
+    return BudgetRecord(namespace=namespace, scope=scope, unit=unit, window=window, start_us=start_us)

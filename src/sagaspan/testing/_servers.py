@@ -1,0 +1,86 @@
+"""Ledgers for tests on a server: each used again once it is empty and nobody is connected."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+
+from sagaspan.ledger.store import Store
+
+_PREFIX = "sagaspan_test_"
+
+
+class ServerLedgers(ABC):
+    """Empty ledgers on the server of ``url``. One is made once and emptied, which is many times as fast.
+
+    One that somebody is still connected to, a guard that nobody closed or a process that was just killed, is not used
+    again, so that no test is disturbed by what another one left.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._free: list[str] = []
+        self._made: list[str] = []
+
+    def take(self) -> str:
+        """The URL of an empty ledger."""
+        if self._free:
+            return self._url_of(self._free.pop())
+        url = self._url_of(f"{_PREFIX}{secrets.token_hex(6)}")
+        self._make(url)
+        self._made.append(url)
+        return url
+
+    def give_back(self, url: str) -> None:
+        """Nobody needs the ledger any more."""
+        if not self._is_in_use(url):
+            self.empty(url)
+            self._free.append(self.name_of(url))
+
+    def close(self) -> None:
+        """Take all of them away, and whoever is connected to one."""
+        for url in self._made:
+            self._drop(url)
+        self._made.clear()
+        self._free.clear()
+
+    @abstractmethod
+    def opened(self, url: str) -> Store:
+        """The ledger of ``url``, as each process opens it."""
+
+    @abstractmethod
+    def name_of(self, url: str) -> str:
+        """What the ledger of ``url`` is called on the server."""
+
+    @abstractmethod
+    def empty(self, url: str) -> None:
+        """Forget everything in the ledger."""
+
+    @abstractmethod
+    def _make(self, url: str) -> None: ...
+
+    @abstractmethod
+    def _is_in_use(self, url: str) -> bool: ...
+
+    @abstractmethod
+    def _drop(self, url: str) -> None: ...
+
+    @abstractmethod
+    def _url_of(self, name: str) -> str:
+        """The URL of a ledger for this one use: what a process holds is known by the URL, too."""
+
+
+def new_use() -> str:
+    """What tells the URL of one use from those of the others."""
+    return secrets.token_hex(3)
+
+
+def ledgers_of(url: str) -> ServerLedgers:
+    """Ledgers on the server of ``url``, whatever its kind."""
+    if url.startswith(("mysql:", "mariadb:")):
+        from sagaspan.testing._mariadb_ledgers import MariadbLedgers
+
+        return MariadbLedgers(url)
+    from sagaspan.testing._postgres_ledgers import PostgresLedgers
+
+    return PostgresLedgers(url)

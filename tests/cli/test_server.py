@@ -1,0 +1,104 @@
+"""The program where ``SAGASPAN_STORE`` names a ledger on a server: what it reads, it reads there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sagaspan import Guard
+from tests.servers import Postgres
+
+from .conftest import Sagaspan
+
+
+@pytest.fixture
+def night(postgres: Postgres, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run that was rolled back, on the server that the environment names."""
+    monkeypatch.setenv("SAGASPAN_STORE", postgres.url)
+    with Guard() as guard:
+        book = guard.tool("book", compensate=lambda result: "cancelled", cost="0.5 USD")(lambda order: f"for {order}")
+        with pytest.raises(ValueError, match="no room"), guard.run("trip", id="trip-1", budget="5 USD"):
+            book(order="17")
+            raise ValueError("no room")
+        yield
+
+
+@pytest.mark.usefixtures("night")
+def test_the_ledgers_tables_are_those_of_the_server(sagaspan: Sagaspan) -> None:
+    """Without a trace file too; the index keeps no password, and what is new comes with the next question."""
+    answer = sagaspan("sql", "select tool, state, cost_usd from ledger.calls where phase = 'forward'", "--json")
+    assert answer.json == [{"tool": "book", "state": "compensated", "cost_usd": 0.5}]
+    assert "no ledger here" not in answer.err
+    answer = sagaspan("sql", "select run_id, state from ledger.runs", "--json")
+    assert answer.json == [{"run_id": "trip-1", "state": "compensated"}]
+
+
+@pytest.mark.usefixtures("night")
+def test_the_report_of_a_run_on_the_server(sagaspan: Sagaspan) -> None:
+    """What happened, what it cost, what was undone: in Markdown and in JSON."""
+    report = sagaspan("runs", "export", "trip-1", "--format", "md")
+    assert report.code == 0
+    assert "# Run trip-1: compensated" in report.out
+    assert "book" in report.out
+    assert sagaspan("runs", "export", "trip-1", "--format", "json").json["id"] == "trip-1"
+    assert sagaspan("show", "trip-1").code == 0
+
+
+def test_a_server_that_is_away_is_named_without_its_password(
+    sagaspan: Sagaspan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one sentence: the old rows of the ledger are not shown as if they were its present."""
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("SAGASPAN_STORE", "postgresql://agent:hunter2@127.0.0.1:1/ledger")
+    for command in (("sql", "select * from ledger.calls"), ("runs", "export", "trip-1")):
+        answer = sagaspan(*command)
+        assert answer.code == 1
+        assert answer.err.startswith("Error: ")
+        assert answer.err.count("\n") == 1
+        assert "hunter2" not in answer.err
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_doctor_says_what_a_power_cut_would_do_and_where_the_secret_is(
+    sagaspan: Sagaspan, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What the server is set to; whether this host has the secret that the ledger was written with."""
+    server = request.getfixturevalue(kind)
+    monkeypatch.setenv("SAGASPAN_STORE", server.url)
+    monkeypatch.setenv("SAGASPAN_SECRET", "s" * 32)
+
+    def found(what: str) -> tuple[str, str]:
+        (it,) = [one for one in sagaspan("doctor", "--json").json if one["what"] == what]
+        return it["state"], it["found"]
+
+    with Guard() as guard:
+        guard.tool("pay", redact=["card"])(lambda card: None)("4111")
+    if kind == "postgres":  # the server of the tests has no fsync
+        monkeypatch.setattr(
+            "sagaspan.stores._postgres_connecting._DURABILITY", ("full_page_writes", "synchronous_commit")
+        )
+    state, ledger = found("ledger")
+    assert state == "ok"
+    settings = "synchronous_commit on" if kind == "postgres" else "innodb_flush_log_at_trx_commit 1, binary log off"
+    assert settings in ledger
+    state, secret = found("secret")
+    assert (state, secret) == ("ok", "of the namespace default: SAGASPAN_SECRET; the ledger was written with it")
+    monkeypatch.setenv("SAGASPAN_SECRET", "t" * 32)
+    state, secret = found("secret")
+    assert state == "problem"
+    assert "written with another secret than that of SAGASPAN_SECRET" in secret
+
+
+def test_doctor_finds_a_server_that_syncs_nothing(
+    sagaspan: Sagaspan, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the one of the tests: a commit is not on disk when the server says that it is."""
+    if postgres.run("show fsync") == [("on",)]:
+        pytest.skip("this server does")
+    monkeypatch.setenv("SAGASPAN_STORE", postgres.url)
+    answer = sagaspan("doctor", "--json")
+    (ledger,) = [one for one in answer.json if one["what"] == "ledger"]
+    assert (answer.code, ledger["state"]) == (1, "problem")
+    assert "does not sync its commits (fsync = off)" in ledger["found"]

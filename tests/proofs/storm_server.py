@@ -1,0 +1,61 @@
+"""The server of a storm's ledger, restarted while the storm goes on: told to end, stopped without a word, killed.
+
+It writes what nobody waits for to its log ten seconds late, so each crash loses as much as can be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.servers import Server, ended_by_sigterm, postgres_server
+
+AWAY_SECONDS: Final = 0.5
+"""How long it is not there after a SIGKILL, beside the time it takes to start."""
+
+
+@dataclass(kw_only=True)
+class Restarts:
+    """Restarts a server ``left`` times, evenly over the orders; ``url`` is its, None without a restart."""
+
+    left: int
+    server: Server | None = None
+    say: Callable[[str], None]
+    done: int = 0
+    hows: Iterator[str] = field(default_factory=lambda: itertools.cycle(("fast", "immediate", "kill")))
+
+    @property
+    def url(self) -> str | None:
+        """Where the ledgers are."""
+        return self.server.url if self.server is not None else None
+
+    def __call__(self, share: float) -> None:
+        """Restart it, if such a share of the orders is over that the next restart is due."""
+        if self.server is None or not self.left or share < (self.done + 0.5) / (self.done + self.left):
+            return
+        how = next(self.hows)
+        self.left -= 1
+        self.done += 1
+        started = time.monotonic()
+        if how == "kill":
+            self.server.kill()
+            time.sleep(AWAY_SECONDS)
+            self.server.start()
+        else:
+            self.server.restart(how)
+        self.say(f"  the server was restarted ({how}), and away for {time.monotonic() - started:.1f} s")
+
+
+@contextlib.contextmanager
+def restarted(count: int, say: Callable[[str], None]) -> Iterator[Restarts]:
+    """What restarts a new server ``count`` times; without a server for none."""
+    if not count:
+        yield Restarts(left=0, say=say)
+        return
+    ended_by_sigterm()
+    with postgres_server("wal_writer_delay=10s") as server:
+        yield Restarts(left=count, server=server, say=say)
