@@ -61,6 +61,18 @@ def test_old_traces_are_forgotten_with_the_files_that_agents_left(sagaspan: Saga
     assert {row["name"] for row in sagaspan("traces", "list", "--json").json} == {"today", "lately"}
 
 
+def test_no_file_is_deleted_while_one_cannot_be_read_and_that_is_said(sagaspan: Sagaspan, home: Path) -> None:
+    """What the unreadable one holds is in no index, so nobody knows what the others are still good for."""
+    traces = home / "traces"
+    traces.mkdir(parents=True)
+    left = write(traces / "shop-20010909T000000Z-1-0123abcd.jsonl", _step(0))
+    (traces / "loop.jsonl").symlink_to(traces / "loop.jsonl")
+    said = sagaspan("traces", "prune", "--older-than", "30d", "--yes")
+    assert "loop.jsonl" in said.err
+    assert "no file is deleted" in said.err
+    assert list(traces.glob(f"{left.name}*"))
+
+
 def test_of_a_run_that_is_open_no_trace_is_forgotten(sagaspan: Sagaspan, home: Path) -> None:
     """A day may pass until somebody agrees; what it did before is part of it. Only the ledger knows."""
     (home / "traces").mkdir(parents=True)

@@ -277,11 +277,12 @@ def test_a_line_longer_than_a_batch_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(index: TraceIndex, tmp_path: Path) -> None:
-    """It is reported with the reason, and tried again the next time."""
+    """It is reported with the reason, and tried again the next time; what is no file is none, and is not waited for."""
     (tmp_path / "a.jsonl").symlink_to(tmp_path / "loop.jsonl")
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "a.jsonl")
     write(tmp_path / "b.jsonl", *many(1))
     (tmp_path / "dir.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
     report = index.sync()
     assert report.spans == 1
     assert [damage.path.name for damage in report.damaged] == ["a.jsonl", "loop.jsonl"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -79,7 +80,15 @@ class FileLedger:
 def trace_files(directory: Path) -> list[Path]:
     """The trace files, by name: ours, and a Collector's, which may be called ``.json`` and be compressed."""
     found = (path for path in directory.iterdir() if not path.name.startswith("."))
-    return sorted(path for path in found if is_trace_file(path) and not path.is_dir())
+    return sorted(path for path in found if is_trace_file(path) and _may_be_read(path))
+
+
+def _may_be_read(path: Path) -> bool:
+    """Reading a pipe would wait for whoever writes; what cannot be looked at is named by who tries to read it."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return True
 
 
 def is_trace_file(path: Path) -> bool:
