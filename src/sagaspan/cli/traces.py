@@ -163,7 +163,7 @@ def prune_traces(settings: Settings, older_than: float, dry_run: bool, yes: bool
     done = index.prune(datetime.now(UTC) - timedelta(seconds=older_than), dry_run=dry_run)
     kept = Retention(max_bytes=None, max_seconds=older_than)
     if not is_whole:
-        click.echo("Warning: no file is deleted, because what is in one that cannot be read is not in the index", err=True)
+        click.echo("Warning: no file is deleted, for one cannot be read and may not be in the index", err=True)
     files = forget_old(settings.traces, kept, dry_run=dry_run) if is_whole else []
     # One at a time: whoever wants to ask the index meanwhile waits for no more than that.
     left = [] if dry_run else [path for path in left_files(settings.traces) if path.suffix == ".jsonl"]
