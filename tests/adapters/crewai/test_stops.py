@@ -136,6 +136,20 @@ def test_an_abort_ends_the_kickoff_and_undoes_it(guard: Guard, world: list[objec
     assert (str(run.status), run.reason) == ("compensated", "aborted")
 
 
+def test_a_stop_within_the_body_of_a_declared_write_leaves_it_to_somebody(guard: Guard, world: list[object]) -> None:
+    """What else that body had done nobody knows, so nothing is undone by a guess."""
+
+    @guard.tool(effect="write")
+    def organize() -> None:
+        guard.wrap(crew_of(SCRIPT, shop(world)), UNDONE).kickoff()
+
+    with pytest.raises(BudgetExceeded), guard.run(id="trip", budget="3 calls"):
+        organize()
+    assert world == ["book a"]
+    assert str(guard.runs.get("trip").status) == "held"
+    assert [call.tool for call in guard.calls.list() if str(call.state) == "unknown"] == ["organize"]
+
+
 def test_a_critical_failure_ends_the_kickoff_as_that_error(guard: Guard, world: list[object], native: bool) -> None:
     @tool("charge")
     def charge(amount: int) -> str:
