@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import AIMessage, ToolMessage
@@ -15,25 +16,46 @@ from sagaspan import Run
 from sagaspan_langchain import _compat_tasks as tasks
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A graph as its checkpoint has it, and beside that the tasks of its code (``@task``) that had ``returned``."""
+
+    snapshot: StateSnapshot
+    returned: frozenset[str]
+
+
+def seen(graph: Any, where: RunnableConfig, saver: Any) -> Seen:
+    """What the checkpoint at ``where`` says of a graph; ``saver`` keeps it."""
+    snapshot = graph.get_state(where)
+    return Seen(snapshot, tasks.returned_in(saver, snapshot.config))
+
+
+async def aseen(graph: Any, where: RunnableConfig, saver: Any) -> Seen:
+    """As ``seen``, in a running loop."""
+    snapshot = await graph.aget_state(where)
+    return Seen(snapshot, await tasks.areturned_in(saver, snapshot.config))
+
+
 def take_up(run: Run | None, graph: Any, config: RunnableConfig | None) -> None:
     """Let ``run`` know what a graph within another one, which goes on from a checkpoint of its own, has of answers."""
     where = _where(run, graph, config)
     if run is not None and where is not None:
-        _take_up(run, graph.get_state(where), where)
+        _take_up(run, seen(graph, where, tasks.checkpointer_of(where)), where)
 
 
 async def atake_up(run: Run | None, graph: Any, config: RunnableConfig | None) -> None:
     """As ``take_up``, in a running loop."""
     where = _where(run, graph, config)
     if run is not None and where is not None:
-        await asyncio.to_thread(_take_up, run, await graph.aget_state(where), where)
+        found = await aseen(graph, where, tasks.checkpointer_of(where))
+        await asyncio.to_thread(_take_up, run, found, where)
 
 
-def _take_up(run: Run, snapshot: StateSnapshot, where: RunnableConfig) -> None:
-    run.answered_elsewhere(answered(snapshot), is_over=_made_within(snapshot, where))
+def _take_up(run: Run, found: Seen, where: RunnableConfig) -> None:
+    run.answered_elsewhere(answered(found.snapshot), is_over=_made_within(found, where))
 
 
-def _made_within(snapshot: StateSnapshot, where: RunnableConfig) -> Callable[[str], bool] | None:
+def _made_within(found: Seen, where: RunnableConfig) -> Callable[[str], bool] | None:
     """What tells whether a call was made in a task of this graph that is not done again: of an earlier step, or ended.
 
     None where the checkpoint is named: all that came after that is done again.
@@ -42,11 +64,14 @@ def _made_within(snapshot: StateSnapshot, where: RunnableConfig) -> Callable[[st
         return None
     place = f"{tasks.place_in(where)}|"
     keeps = tasks.keeps_ended_tasks(where)
-    again = {task.id for task in snapshot.tasks if not (keeps and _has_ended(task))}
+    again = {task.id for task in found.snapshot.tasks if not (keeps and _has_ended(task))}
 
     def is_over(path: str) -> bool:
-        _, found, task = path.removeprefix(place).partition("|")[0].partition(":")
-        return path.startswith(place) and bool(found) and task not in again
+        within = path.removeprefix(place)
+        _, is_task, task = within.partition("|")[0].partition(":")
+        if within == path or not is_task:
+            return False
+        return task not in again or (keeps and tasks.is_within(within, found.returned))
 
     return is_over
 
@@ -65,15 +90,16 @@ def ended_steps(snapshot: StateSnapshot) -> dt.datetime | None:
     return dt.datetime.fromisoformat(snapshot.created_at) if snapshot.created_at and is_made_after_a_step else None
 
 
-def ended_tasks(snapshot: StateSnapshot, config: RunnableConfig) -> Callable[[str], bool] | None:
+def ended_tasks(found: Seen, config: RunnableConfig) -> Callable[[str], bool] | None:
     """What tells whether a call was made in a task that is not done again: one of the paused step that had ended.
 
-    None if there is none; nor where ``config`` names the checkpoint: from an earlier one all of its tasks run again, as
-    older versions of LangGraph let those of a graph within another one.
+    Or one that the code of such a step had called and that had returned. None if there is none; nor where
+    ``config`` names the checkpoint: from an earlier one all of its tasks run again, as older versions of LangGraph let
+    those of a graph within another one.
     """
     if not tasks.keeps_ended_tasks(config):
         return None
-    ended = {task.id for task in snapshot.tasks if _has_ended(task)}
+    ended = {task.id for task in found.snapshot.tasks if _has_ended(task)} | found.returned
     if not ended or config.get("configurable", {}).get("checkpoint_id") is not None:
         return None
     return lambda path: tasks.is_within(path, ended)

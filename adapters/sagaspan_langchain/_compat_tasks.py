@@ -25,6 +25,7 @@ try:
         CONFIG_KEY_TASK_ID,
         INTERRUPT,
         RESUME,
+        RETURN,
     )
     from langgraph._internal._scratchpad import PregelScratchpad
     from langgraph.config import get_config
@@ -182,6 +183,25 @@ def _shown(config: Mapping[str, Any], saved: Any) -> Any:
     last = asked[-1] if asked else None
     last = last[-1] if isinstance(last, list | tuple) and last else last
     return getattr(last, "value", None)
+
+
+def returned_in(saver: Any, config: RunnableConfig) -> frozenset[str]:
+    """The ids of the tasks that had returned what ``saver`` has beside the checkpoint of ``config``.
+
+    They are those that the code of a node calls (``@task``): it is answered with what they returned, unless its
+    attempts are numbered otherwise.
+    """
+    return _returned(saver.get_tuple(config))
+
+
+async def areturned_in(saver: Any, config: RunnableConfig) -> frozenset[str]:
+    """As ``returned_in``, in a running loop."""
+    return _returned(await saver.aget_tuple(config))
+
+
+def _returned(saved: Any) -> frozenset[str]:
+    writes = [] if saved is None else saved.pending_writes or []
+    return frozenset(task_id for task_id, channel, _ in writes if channel == RETURN)
 
 
 def principal_of(config: Mapping[str, Any]) -> str | None:

@@ -71,7 +71,8 @@ class Turn:
             saver = getattr(graph, "checkpointer", None)
         else:
             self._continues, saver = tasks.is_resuming(seen), tasks.checkpointer_of(seen)
-        self._has_history = self._thread is not None and isinstance(saver, BaseCheckpointSaver)
+        self._saver = saver if self._thread is not None and isinstance(saver, BaseCheckpointSaver) else None
+        self._has_history = self._saver is not None
         self._states: RunnableConfig = (config or {}) if self._place is None else tasks.at(seen, self._place)
         self._watch = _Watch()
         self._run: Run
@@ -83,7 +84,7 @@ class Turn:
     def enter(cls, scope: Scope, opening: Opening, graph: Any, asked: Any, config: RunnableConfig | None) -> Self:
         """Begin an invocation with the input ``asked``; raises what entering a run raises."""
         turn = cls(scope, opening, graph, asked, config)
-        snapshot = graph.get_state(turn._states) if turn._goes_on else None
+        seen = checkpoints.seen(graph, turn._states, turn._saver) if turn._goes_on else None
         if turn._joined is None:
             turn_id, lost = turn._turn_id()
             is_same = lost is not None and not _is_saved(lost, graph.get_state(turn._states))
@@ -95,7 +96,7 @@ class Turn:
                 turn._open(turn_id)  # it goes on elsewhere: this is another turn
         else:
             checkpoints.take_up(turn._joined, graph, config)
-        turn._go_on(snapshot)
+        turn._go_on(seen)
         return turn
 
     @classmethod
@@ -104,7 +105,7 @@ class Turn:
     ) -> Self:
         """As ``enter``, in a running loop."""
         turn = cls(scope, opening, graph, asked, config)
-        snapshot = await graph.aget_state(turn._states) if turn._goes_on else None
+        seen = await checkpoints.aseen(graph, turn._states, turn._saver) if turn._goes_on else None
         if turn._joined is None:
             turn_id, lost = await asyncio.to_thread(turn._turn_id) if turn._thread else (None, None)
             is_same = lost is not None and not _is_saved(lost, await graph.aget_state(turn._states))
@@ -116,10 +117,10 @@ class Turn:
                 await turn._aopen(turn_id)
         else:
             await checkpoints.atake_up(turn._joined, graph, config)
-        if snapshot is None:
+        if seen is None:
             turn._go_on(None)
         else:
-            await asyncio.to_thread(turn._go_on, snapshot)
+            await asyncio.to_thread(turn._go_on, seen)
         return turn
 
     # -- which run ---------------------------------------------------------------------------------------------
@@ -166,21 +167,21 @@ class Turn:
         may_be_lost = last is not None and self._has_history and not self._nested and _is_interrupted(last)
         return f"{self._thread}/{number + 1}", last if may_be_lost else None
 
-    def _go_on(self, snapshot: StateSnapshot | None) -> None:
+    def _go_on(self, seen: checkpoints.Seen | None) -> None:
         """Take up a run where its checkpoint stands: what that answers is not asked again, so an equal call is new."""
         if self._joined is not None:
             self._run = self._joined
         self._run.go_on()
         self._branch = branches.begin(self._run)
-        if snapshot is not None and self._run.resumed and self._run not in _counted:
+        if seen is not None and self._run.resumed and self._run not in _counted:
             _counted.add(self._run)
             # Of a run that others are in, too, the checkpoint says nothing but what the model was answered.
-            before = checkpoints.ended_steps(snapshot) if self._joined is None else None
+            before = checkpoints.ended_steps(seen.snapshot) if self._joined is None else None
             self._run.answered_elsewhere(
-                checkpoints.answered(snapshot),
-                checkpoints.answers_until(snapshot),
+                checkpoints.answered(seen.snapshot),
+                checkpoints.answers_until(seen.snapshot),
                 before=before,
-                is_over=checkpoints.ended_tasks(snapshot, self._states),
+                is_over=checkpoints.ended_tasks(seen, self._states),
             )
 
     # -- while it runs -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ _BYPASSES = "tests/adapters/langchain/test_bypasses.py::"
 _BRANCHES = "tests/adapters/langchain/test_branches.py::"
 _AGAIN = "tests/adapters/langchain/test_again.py::"
 _SUSPENDED = "tests/adapters/langchain/test_suspended.py::"
+_TASKS = "tests/adapters/langchain/test_tasks.py::"
 _INTERRUPTS = "tests/adapters/langchain/test_interrupts.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -262,8 +263,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 4",
         rule="What earlier steps of a graph within had done is over when it goes on.",
         file="adapters/sagaspan_langchain/_checkpoints.py",
-        old="        return path.startswith(place) and bool(found) and task not in again\n",
-        new="        return False\n",
+        old="return task not in again or (",
+        new="return (",
         tests=(_NESTED + "test_what_earlier_steps_of_a_graph_within_had_done_is_over",),
     ),
     Rule(
@@ -390,7 +391,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 4",
         rule="What a graph's steps before a pause had done is not what its code means again after it.",
         file="adapters/sagaspan_langchain/_turns.py",
-        old="before = checkpoints.ended_steps(snapshot) if self._joined is None else None",
+        old="before = checkpoints.ended_steps(seen.snapshot) if self._joined is None else None",
         new="before = None",
         tests=("tests/adapters/langchain/test_again.py::test_what_code_means_again_after_a_pause_is_done_again",),
     ),
@@ -406,16 +407,43 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 4",
         rule="What a task beside the one that paused had done is not what a later step means again.",
         file="adapters/sagaspan_langchain/_checkpoints.py",
-        old="ended = {task.id for task in snapshot.tasks if _has_ended(task)}",
-        new="ended: set[str] = set()",
+        old="ended = {task.id for task in found.snapshot.tasks if _has_ended(task)} | found.returned",
+        new="ended = found.returned",
         tests=(_AGAIN + "test_what_a_task_beside_a_question_had_done_is_over",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="What an @task did that returned before a pause is not what the code after it means again.",
+        file="adapters/sagaspan_langchain/_checkpoints.py",
+        old="if _has_ended(task)} | found.returned\n",
+        new="if _has_ended(task)}\n",
+        tests=(
+            _TASKS + "test_what_a_task_did_that_returned_before_a_pause_is_over",
+            _TASKS + "test_so_it_is_after_a_crash",
+        ),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="Nor is it where the code that called it is that of a graph within another one.",
+        file="adapters/sagaspan_langchain/_checkpoints.py",
+        old=" or (keeps and tasks.is_within(within, found.returned))",
+        new="",
+        tests=(_TASKS + "test_so_is_one_of_an_entry_point_within_a_node",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="An @task that asked has not returned: it runs again, and what it had done is answered.",
+        file="adapters/sagaspan_langchain/_compat_tasks.py",
+        old="for task_id, channel, _ in writes if channel == RETURN)",
+        new="for task_id, _, _ in writes)",
+        tests=(_TASKS + "test_what_a_task_did_that_paused_is_answered_once",),
     ),
     Rule(
         section="(a) 4",
         rule="What the task that paused had done itself is not over: it runs again as a whole.",
         file="adapters/sagaspan_langchain/_checkpoints.py",
-        old="for task in snapshot.tasks if _has_ended(task)}",
-        new="for task in snapshot.tasks}",
+        old="for task in found.snapshot.tasks if _has_ended(task)}",
+        new="for task in found.snapshot.tasks}",
         tests=(
             _AGAIN + "test_a_second_pause_in_another_run_of_the_program_still_knows",
             _AGAIN + "test_the_task_that_runs_again_is_answered_with_its_own",
