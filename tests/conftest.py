@@ -324,8 +324,9 @@ def nursery() -> Iterator[Nursery]:
 class Worker:
     """Real processes on this test's ledger; ``effects`` is the world outside."""
 
-    def __init__(self, store_url: str, folder: Path, nursery: Nursery) -> None:
+    def __init__(self, store_url: str, folder: Path, nursery: Nursery, server: Postgres | Mariadb | None) -> None:
         self.store_url = store_url
+        self._server = server
         self.effects_file = folder / "effects.txt"
         self._folder = folder
         self._nursery = nursery
@@ -346,10 +347,12 @@ class Worker:
         return self._start(script, environment)
 
     def begin_anew(self) -> None:
-        """A world where nothing happened, and an empty ledger in the place of SQLite's."""
+        """A world where nothing happened, and an empty ledger at the same URL."""
         for old in (*self._folder.glob("ledger.db*"), self.effects_file):
             old.unlink(missing_ok=True)
-        if self.store_url.startswith("sqlite"):
+        if self._server is not None:
+            self._server.begin_anew()
+        else:
             (self._folder / "ledger.db").write_bytes(empty_ledger())
 
     def take_away(self) -> None:
@@ -374,8 +377,9 @@ class Worker:
 
 
 @pytest.fixture
-def worker(store_url: str, tmp_path: Path, nursery: Nursery) -> Iterator[Worker]:
+def worker(store_url: str, tmp_path: Path, nursery: Nursery, request: pytest.FixtureRequest) -> Iterator[Worker]:
     """Real processes on this test's ledger."""
-    worker = Worker(store_url, tmp_path, nursery)
+    server = None if _ON == "sqlite" else request.getfixturevalue(_ON)
+    worker = Worker(store_url, tmp_path, nursery, server)
     yield worker
     worker.take_away()

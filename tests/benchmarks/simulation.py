@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from tests.benchmarks import ledgers
 from tests.benchmarks.ledgers import PostgresLedgers
-from tests.servers import ended_by_sigterm, postgres_server
+from tests.own_servers import ended_by_sigterm, postgres_server
 
 from sagaspan import Guard
 

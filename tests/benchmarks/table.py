@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.benchmarks import ledgers, table_page
-from tests.servers import ended_by_sigterm, postgres_server
+from tests.own_servers import ended_by_sigterm, postgres_server
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "performance.md"
 LIMIT_SECONDS: Final = 600

@@ -39,6 +39,8 @@ def cancel(result):
         effect(f"tried-{result}")
         raise RuntimeError("the hotel does not answer")
     time.sleep(float(os.environ.get("SLOW_UNDOING", "0")))
+    while "UNDO_WHEN" in os.environ and not os.path.exists(os.environ["UNDO_WHEN"]):
+        time.sleep(0.01)
     effect(f"undo-{result}")
 @guard.tool(compensate=cancel)
 def book(name):
@@ -386,15 +388,14 @@ print("left", flush=True)
 def test_two_rollbacks_that_meet_undo_once(worker: Worker, store_url: str) -> None:
     """Somebody undoes one call while recovery undoes its run: one of them is refused before it runs anything."""
     _died(worker, "trip('a')")
-    slow = worker.start(RECOVER + "print(report.compensated)", SLOW_UNDOING="1")
+    met = worker.effects_file.with_name("met")
+    slow = worker.start(RECOVER + "print(report.compensated)", UNDO_WHEN=str(met))
     with Guard(store_url) as guard:
-        deadline = time.monotonic() + 20
-        while guard.runs.get("a").status != "compensating":
+        deadline = time.monotonic() + 60
+        (hotel,) = [call for call in guard.runs.get("a").calls if call.args == {"name": "a-hotel"}]
+        while guard.calls.get(hotel.id).state != "compensating":
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        time.sleep(0.3)
-        (hotel,) = [call for call in guard.runs.get("a").calls if call.args == {"name": "a-hotel"}]
-        assert hotel.state == "compensating"
     done = worker.run(
         TRIP
         + f"""
@@ -409,6 +410,7 @@ except StoreUnavailable as refused:
 """
     )
     assert done.stdout == "refused\n", done.stderr
+    met.touch()
     out, err = slow.communicate(timeout=30)
     assert slow.returncode == 0, err
     assert worker.effects[2:] == ["undo-a-hotel", "undo-a-flight"], out

@@ -4,6 +4,7 @@
     uv run --all-extras python -m tests.proofs.storm --workers 4 --orders 50     # bounded
     uv run --all-extras python -m tests.servers -- python -m tests.proofs.storm --store postgres
     uv run --all-extras python -m tests.proofs.storm --restarts 12               # of a PostgreSQL server of its own
+    uv run --all-extras python -m tests.proofs.storm --restarts 12 --store mariadb    # of a MariaDB server of its own
 
 One pass for each kind of provider (see ``storm_provider``), and one without the library: the control arm. Workers take
 orders from a queue that delivers at least once, while others are killed (SIGKILL), or stopped and woken again;
@@ -40,6 +41,7 @@ from sagaspan.ledger.transitions import CallEvent
 from sagaspan.testing import assert_settled
 from tests.proofs import STORE, ledger_on, server_of, storm_provider
 from tests.proofs.storm_provider import KINDS, UNDO
+from tests.proofs.storm_server import KINDS as SERVERS
 from tests.proofs.storm_server import restarted
 from tests.proofs.storm_shop import STEPS, TOLD, Shop, run_id
 from tests.proofs.storm_worker import (
@@ -389,14 +391,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="decides the provider's moods and who is struck")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which a pass is given up")
     parser.add_argument("--store", help=STORE)
-    parser.add_argument("--restarts", type=int, default=0, help="how often a PostgreSQL server of its own is restarted")
+    parser.add_argument("--restarts", type=int, default=0,
+                        help="how often a server of its own is restarted: PostgreSQL, or --store mariadb")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
+    own = options.store or "postgres"
+    if options.restarts and own not in SERVERS:
+        parser.error(f"--restarts is of a server of its own; --store says which kind: {', '.join(SERVERS)}")
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     passes = []
     for arm in options.arms.split(","):
         _say(f"{arm}: {options.orders} orders, {options.workers} workers, --seed {seed}")
-        with restarted(options.restarts, _say) as server, ledger_on(server.url or server_of(options.store)) as store:
+        with (restarted(options.restarts, own, _say) as server,
+              ledger_on(server.url or server_of(options.store)) as store):  # fmt: skip
             done = run_pass(arm, orders=options.orders, workers=options.workers, seed=seed, limit=options.limit,
                             say=_say, store=store, disturb=server)  # fmt: skip
             done.figures.restarts = server.done

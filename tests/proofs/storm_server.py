@@ -1,6 +1,7 @@
 """The server of a storm's ledger, restarted while the storm goes on: told to end, stopped without a word, killed.
 
-It writes what nobody waits for to its log ten seconds late, so each crash loses as much as can be lost.
+PostgreSQL writes what nobody waits for to its log ten seconds late, so each crash loses as much as can be lost. On
+MariaDB everybody waits for every commit: there a crash cuts connections, and loses what was not committed.
 """
 
 from __future__ import annotations
@@ -8,14 +9,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.servers import Server, ended_by_sigterm, postgres_server
+from tests.own_servers import Server, ended_by_sigterm, mariadb_server, postgres_server
 
 AWAY_SECONDS: Final = 0.5
 """How long it is not there after a SIGKILL, beside the time it takes to start."""
+
+KINDS: Final[Mapping[str, Callable[[], contextlib.AbstractContextManager[Server]]]] = {
+    "postgres": lambda: postgres_server("wal_writer_delay=10s"),
+    "mariadb": mariadb_server,
+}
+"""Which servers there can be."""
 
 
 @dataclass(kw_only=True)
@@ -51,11 +58,11 @@ class Restarts:
 
 
 @contextlib.contextmanager
-def restarted(count: int, say: Callable[[str], None]) -> Iterator[Restarts]:
-    """What restarts a new server ``count`` times; without a server for none."""
+def restarted(count: int, kind: str, say: Callable[[str], None]) -> Iterator[Restarts]:
+    """What restarts a new server of that ``kind`` ``count`` times; without a server for none."""
     if not count:
         yield Restarts(left=0, say=say)
         return
     ended_by_sigterm()
-    with postgres_server("wal_writer_delay=10s") as server:
+    with KINDS[kind]() as server:
         yield Restarts(left=count, server=server, say=say)

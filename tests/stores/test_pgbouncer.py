@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from sagaspan import ConfigurationError, Guard, StoreUnavailable
-from tests.servers import START_SECONDS, Postgres, free_port, is_reached, missing
+from tests.own_servers import START_SECONDS, free_port, is_reached
+from tests.servers import Postgres, missing
 
 _PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 

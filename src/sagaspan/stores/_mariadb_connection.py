@@ -120,8 +120,11 @@ class Address:
         finally:
             close(connection)
 
-    def connect(self, *, is_patient: bool = False) -> Connection[Any]:
-        """A connection on which everything is as the store needs it. ``is_patient``: however long an answer takes."""
+    def connect(self, *, is_patient: bool = False) -> tuple[Connection[Any], Facts]:
+        """A connection on which everything is as the store needs it, and what the server says of itself.
+
+        ``is_patient``: however long an answer takes.
+        """
         connection = self._connect(self.database, seconds=None if is_patient else ANSWER_SECONDS)
         checks = ", check_constraint_checks = 1" if is_mariadb(connection) else ""
         waits = f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
@@ -129,10 +132,10 @@ class Address:
             execute(connection, f"set names utf8mb4 collate {collation_of(connection)}", ())
             execute(connection, "set session transaction isolation level read committed", ())
             execute(connection, f"set session {waits}, unique_checks = 1{checks}", ())
+            return connection, facts_of(connection)
         except BaseException:
             close(connection)
             raise
-        return connection
 
     def _connect(self, database: str | None, *, seconds: int | None) -> Connection[Any]:
         connection: Connection[Any] = pymysql.connect(

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sagaspan import _clock as clock
 from sagaspan._checks import masked
 from sagaspan.exceptions import ConfigurationError, StoreError, StoreUnavailable
-from sagaspan.ledger.records import LeaseRecord, UsageTotals
+from sagaspan.ledger.records import AuditRow, LeaseRecord, UsageTotals
 from sagaspan.ledger.seal import Seal
 from sagaspan.ledger.store import SAVED, Booked, Change, Commit, SpendChange, Touched
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _requests as requests
-from sagaspan.stores._fate import found_out
+from sagaspan.stores._fate import FORGOTTEN, found_out, older
 from sagaspan.stores._pool import Full, Pool
 from sagaspan.stores._reading import SqlReads, lease_here, names
 from sagaspan.stores._server_time import ServerTime
@@ -64,6 +64,7 @@ select 1 from audit
  where namespace = ? and run_id = ? and at_us = ? and event = ? and to_state = ? and actor = ?
    and call_id <=> ? and approval_id <=> ? and content <=> ?
 """
+_KNOWN: Final = f"{_COMMITTED} union all {FORGOTTEN.format('?', '?')}"
 _PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?)"
 _CHANGE_FACT: Final = "update facts set value = ? where namespace = ? and name = ? and value = ?"
 
@@ -83,6 +84,7 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
         self._pool = Pool(self._open, server.close, server.works, size=CONNECTIONS)
         self._of_one_moment = threading.local()
         self._newest = 0
+        self._on_disk: Sequence[Change] = ()
         self.round_trips = 0
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -103,17 +105,28 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
         for attempt in range(_TRIES):
             try:
                 with self._lent() as connection:
-                    return _commit_of(changes, ordered, run_script(connection, script, used))
+                    return self._answered(_commit_of(changes, ordered, run_script(connection, script, used)), changes)
             except server.Lost as lost:
                 self._pool.clear()
                 if found_out(partial(self._knows, changes), WAIT_SECONDS):
-                    return Commit(used=tuple(self._used(changes)))
+                    return self._answered(Commit(used=tuple(self._used(changes))), changes)
                 if attempt:
                     raise StoreUnavailable(server.explain(self._where, lost.error)) from lost.error
             except server.Again as again:
                 if attempt + 1 == _TRIES:
                     raise StoreUnavailable(server.explain(self._where, again.error)) from again.error
         raise AssertionError("unreachable")
+
+    def _answered(self, commit: Commit, changes: Sequence[Change]) -> Commit:
+        if commit and self._must_sync:
+            self._on_disk = changes
+        return commit
+
+    def _refuse_older(self, connection: Connection[Any]) -> None:
+        """Raise ``StoreUnavailable`` if the server lacks what it said was on its disk: it would be done again."""
+        for row, content in requests.audits_of(self._on_disk)[:1]:
+            if not server.fetch(connection, _KNOWN, (*_named(row, content), row.namespace, row.run_id)):
+                raise older(self._where)
 
     def _knows(self, changes: Sequence[Change]) -> bool:
         """Whether the ledger has what a lost connection may have committed, once that is over."""
@@ -122,11 +135,9 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
             return False
         row, content = audits[0]
         place = sql.place_of(row.namespace, row.run_id)
-        values = (row.namespace, row.run_id, row.at_us, row.event, row.to_state, row.actor, row.call_id,
-                  row.approval_id, content)  # fmt: skip
         with self._writing() as connection:
             server.fetch(connection, "select n from places where n = ? for update", (place,))
-            return bool(server.fetch(connection, _COMMITTED, values))
+            return bool(server.fetch(connection, _COMMITTED, _named(row, content)))
 
     def _used(self, changes: Sequence[Change]) -> list[int]:
         found = [self.budget(change.record) for change in _spent(changes)]
@@ -311,6 +322,10 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
         connection = self._connect()
         try:
             schema.refuse_other_schemas(connection, self._where)
+            self._refuse_older(connection)
+        except MySQLError as error:
+            server.close(connection)
+            raise StoreUnavailable(server.explain(self._where, error)) from error
         except BaseException:
             server.close(connection)
             raise
@@ -318,14 +333,13 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
 
     def _connect(self, *, create: bool = False) -> Connection[Any]:
         try:
-            connection = self._address.connect(is_patient=create)
+            connection, facts = self._address.connect(is_patient=create)
         except MySQLError as error:
             if error.args and error.args[0] == ER.BAD_DB_ERROR:
                 if not create:
                     raise schema.nothing_at(self._where) from error
                 return self._made()
             raise StoreUnavailable(server.explain(self._where, error)) from error
-        facts = server.facts_of(connection)
         if wrong := server.wrong_with(facts, must_sync=self._must_sync):
             server.close(connection)
             raise StoreUnavailable(f"the database {self._where} {wrong} (nothing was started)")
@@ -340,6 +354,12 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
         except MySQLError as error:
             raise StoreUnavailable(server.explain(self._where, error)) from error
         return self._connect(create=True)
+
+
+def _named(row: AuditRow, content: bytes | None) -> tuple[Any, ...]:
+    """How an audit row that was saved is found again."""
+    return (row.namespace, row.run_id, row.at_us, row.event, row.to_state, row.actor, row.call_id, row.approval_id,
+            content)  # fmt: skip
 
 
 def _commit_of(changes: Sequence[Change], ordered: Sequence[Change], ended: Ended) -> Commit:

@@ -25,7 +25,7 @@ from sagaspan.stores import _postgres_connecting as connecting
 from sagaspan.stores import _postgres_saving as saving
 from sagaspan.stores import _postgres_schema as schema
 from sagaspan.stores import _requests as requests
-from sagaspan.stores._fate import found_out
+from sagaspan.stores._fate import FORGOTTEN, found_out, older
 from sagaspan.stores._grouping import Grouping
 from sagaspan.stores._pool import Full, Pool
 from sagaspan.stores._postgres_connecting import (
@@ -68,9 +68,7 @@ select 1 from audit
    and call_id is not distinct from $7 and approval_id is not distinct from $8 and content is not distinct from $9
 """
 
-_KNOWN: Final = (
-    f"{_COMMITTED} union all select 1 from audit where namespace = $1 and run_id = $2 and to_state = 'forgotten'"  # noqa: S608
-)
+_KNOWN: Final = f"{_COMMITTED} union all {FORGOTTEN.format('$1', '$2')}"
 
 
 @lru_cache(maxsize=512)
@@ -176,11 +174,7 @@ class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
         """Raise ``StoreUnavailable`` if the server lacks what it said was on its disk: it would be done again."""
         for row, content in requests.audits_of(self._on_disk)[:1]:
             if connection.execute(_KNOWN, _named(row, content)).fetchone() is None:
-                raise StoreUnavailable(
-                    f"the ledger {self._where} is older than it was: a commit that was on its disk is not there (a "
-                    "fail-over to a standby that lagged, or a backup?); nothing was started. Look at what was lost, "
-                    "and start this program again"
-                )
+                raise older(self._where)
 
     def _used(self, changes: Sequence[Change]) -> list[int]:
         found = [self.budget(change.record) for change in changes if isinstance(change, SpendChange)]

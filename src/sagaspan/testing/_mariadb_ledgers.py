@@ -69,7 +69,6 @@ class MariadbLedgers(ServerLedgers):
         return bool(self.run(url, _CONNECTED))
 
     def _drop(self, url: str) -> None:
-        self.cut(url)
         self.run(url, f'drop database "{self.name_of(url)}"')
 
     def _url_of(self, name: str) -> str:

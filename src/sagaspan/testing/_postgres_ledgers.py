@@ -40,6 +40,11 @@ class PostgresLedgers(ServerLedgers):
         deletes = "; ".join(f"delete from {table}" for (table,) in rows if table != "migrations")  # noqa: S608
         self.run(url, f"do $$ begin {deletes}; perform setval('audit_seq_seq', 1, false); end $$")
 
+    def cut(self, url: str) -> None:
+        """End the connections of all others to the ledger, also of its earlier uses."""
+        self.run(url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name like $1 "
+                      "and pid <> pg_backend_pid()", f"{schema_of(url)}%")  # fmt: skip
+
     def _make(self, url: str) -> None:
         PostgresStore(url).migrate()
 
@@ -47,10 +52,7 @@ class PostgresLedgers(ServerLedgers):
         return bool(self.run(url, _CONNECTED))
 
     def _drop(self, url: str) -> None:
-        name = schema_of(url)
-        self.run(url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name like $1 "
-                      "and pid <> pg_backend_pid()", f"{name}%")  # fmt: skip
-        self.run(url, f'drop schema if exists "{name}" cascade')
+        self.run(url, f'drop schema if exists "{schema_of(url)}" cascade')
 
     def _url_of(self, name: str) -> str:
         parts = urlsplit(self._url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from abc import ABC, abstractmethod
 
 from sagaspan.ledger.store import Store
@@ -37,9 +38,17 @@ class ServerLedgers(ABC):
             self.empty(url)
             self._free.append(self.name_of(url))
 
+    def begin_anew(self, url: str) -> None:
+        """Forget everything in the ledger, and cut off who is still connected: what a killed process sent is over."""
+        while self._is_in_use(url):
+            self.cut(url)
+            time.sleep(0.005)
+        self.empty(url)
+
     def close(self) -> None:
         """Take all of them away, and whoever is connected to one."""
         for url in self._made:
+            self.cut(url)
             self._drop(url)
         self._made.clear()
         self._free.clear()
@@ -55,6 +64,10 @@ class ServerLedgers(ABC):
     @abstractmethod
     def empty(self, url: str) -> None:
         """Forget everything in the ledger."""
+
+    @abstractmethod
+    def cut(self, url: str) -> None:
+        """End the connections of all others to the ledger."""
 
     @abstractmethod
     def _make(self, url: str) -> None: ...

@@ -5,6 +5,7 @@ Neither can look into the processes of the other, so only the lease, by the serv
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -14,12 +15,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
+from zlib import crc32
 
 import pytest
 
 from sagaspan import CallInfo, Guard
-from sagaspan.stores.postgres import PostgresStore
-from tests.servers import Server, postgres_server, url_of_server
+from sagaspan.testing._servers import ledgers_of
+from tests.own_servers import Server
+from tests.stores.conftest import OWN_SERVERS, own_server
 
 _ROOT = Path(__file__).parents[2]
 _WORKER = """
@@ -47,27 +50,30 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
-def _address(number: int, end: int) -> str:
-    """One ``end`` of the link to host ``number``: who runs this test beside us has other networks."""
-    network = (2 * os.getpid() + number) % 2**14
+_times = itertools.count()
+
+
+def _address(host: str, end: int) -> str:
+    """One ``end`` of the link to a host: who runs this test beside us has other networks."""
+    network = crc32(host.encode()) % 2**14
     return f"10.213.{network // 64}.{network % 64 * 4 + end}"
 
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
     """Two network namespaces; of each link the server's end is 1, the host's 2."""
-    url_of_server()
     if os.geteuid() or not shutil.which("ip"):
         pytest.skip("network namespaces are root's, and made by ip(8)")
-    names = (f"ss{os.getpid()}a", f"ss{os.getpid()}b")
+    own = f"ss{os.getpid()}{next(_times)}"  # what was taken away a moment ago may still be there
+    names = (f"{own}a", f"{own}b")
     try:
         try:
-            for number, name in enumerate(names):
+            for name in names:
                 _ip("netns", "add", name)
                 _ip("link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
-                _ip("addr", "add", f"{_address(number, 1)}/30", "dev", f"v{name}")
+                _ip("addr", "add", f"{_address(name, 1)}/30", "dev", f"v{name}")
                 _ip("link", "set", f"v{name}", "up")
-                _ip("-n", name, "addr", "add", f"{_address(number, 2)}/30", "dev", "eth0")
+                _ip("-n", name, "addr", "add", f"{_address(name, 2)}/30", "dev", "eth0")
                 _ip("-n", name, "link", "set", "eth0", "up")
         except subprocess.CalledProcessError as error:
             pytest.skip(f"this system makes no network namespaces ({error.stderr.decode().strip()})")
@@ -77,16 +83,16 @@ def hosts() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-@pytest.fixture
-def server(hosts: tuple[str, str]) -> Iterator[Server]:
-    """A server that both reach."""
-    with postgres_server("listen_addresses=*", hosts=["10.213.0.0/16"]) as server:
+@pytest.fixture(params=OWN_SERVERS)
+def server(request: pytest.FixtureRequest, hosts: tuple[str, str]) -> Iterator[Server]:
+    """A server of each kind that both reach."""
+    with own_server(request.param, hosts=["10.213.0.0/16"]) as server:
         yield server
 
 
 def _start(url: str, host: str, number: int) -> subprocess.Popen[str]:
     parts = urlsplit(url)
-    there = url.replace(str(parts.hostname), _address(number, 1))
+    there = url.replace(str(parts.hostname), _address(host, 1))
     return subprocess.Popen(
         ["ip", "netns", "exec", host, sys.executable, "-c", _WORKER, there, f"boot-{number}"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
@@ -109,8 +115,7 @@ def _call(guard: Guard) -> CallInfo:
 
 def test_a_host_that_was_stopped_past_its_lease_is_fenced(server: Server, hosts: tuple[str, str]) -> None:
     """Another host takes its run over and does not repeat what is in doubt; the first, awake again, starts nothing."""
-    url = f"{server.url}?schema=hosts"
-    PostgresStore(url).migrate()
+    url = ledgers_of(server.url).take()
     first = _start(url, hosts[0], 0)
     second = None
     try:
