@@ -10,7 +10,7 @@ from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, Tracer
 
 from sagaspan._backends import Backend, Finished
 from sagaspan._compensation import Compensation
-from sagaspan._frozen import replaced
+from sagaspan._frozen import quick, replaced
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
 from sagaspan.amounts import Unit
@@ -33,6 +33,7 @@ Purse = tuple[tuple[str, tuple["Budget", ...]], ...]
 _ONE_CALL: Final[Mapping[str, int]] = {Unit.CALLS: 1}
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
     """What the layers want of the claim; the ledger writes all of it at once.
@@ -48,6 +49,7 @@ class Declared:
     costs: Mapping[str, int] = field(default_factory=lambda: _ONE_CALL)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One call of a tool with its arguments bound: ``arguments`` are its identity, ``context`` only reaches the body.
@@ -145,6 +147,7 @@ class Call:
         await self.backend.sleep(seconds)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """How a claimed call ended: ``value``, or the ``error`` that its body raised.

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sagaspan import codecs
+from sagaspan._frozen import quick
 
 SESSION: Final = "session"
 """The name of the run that calls outside any run share, and what stands where another run's input is fingerprinted."""
@@ -68,6 +69,7 @@ class Phase(StrEnum):
     COMPENSATION = "compensation"
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
     """One call: unique by (namespace, scope, tool, key). ``version`` counts writes, ``epoch`` counts owners.
@@ -126,6 +128,7 @@ class CallRecord:
         return self.claim_seq if self.scheduled_seq is None else self.scheduled_seq
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One run: unique by (namespace, id). ``generation`` counts reopenings.
@@ -208,6 +211,7 @@ class ApprovalRecord:
     ended_us: int | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
     """One transition, as it was decided: who (``actor``: a process or a person), what, from which state to which.
@@ -294,6 +298,7 @@ class LockRecord:
     version: int = 1
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRecord:
     """What is used of one budget: unique by all of its first five fields; amounts in the unit (``sagaspan.amounts``).
@@ -354,6 +359,7 @@ class FreezeRecord:
     at_us: int
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
     """What one call cost and used, written when it is settled: ``cost`` in nano-USD, assumed where ``prices`` says so.

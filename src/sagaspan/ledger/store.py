@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from sagaspan._frozen import quick
 from sagaspan.ledger.records import (
     ApprovalRecord,
     ApprovalState,
@@ -35,6 +36,7 @@ from sagaspan.ledger.records import (
 from sagaspan.ledger.seal import Seal
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class CallChange:
     """Save ``record`` if its row is still at ``expected_version`` (0: if its key is free).
