@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rfc8785
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sagaspan import ConfigurationError, Guard, KeyConflict, keys
 
@@ -45,6 +50,34 @@ def test_numbers_by_the_rule_of_canonical_json(guard: Guard, pay: Callable[..., 
     with guard.run():
         assert pay(1) == pay(1.0) == 1
         assert [pay("1"), pay(True), pay(None), pay([1]), pay((1,))] == [2, 3, 4, 5, 6]
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | st.floats(0, 1e17) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+def _written(how: Callable[[Any], bytes], data: Any) -> bytes | None:
+    try:
+        return how(data)
+    except ValueError:
+        return None
+
+
+@example([1e-5, 0.0001, 9999999999999998.0, 1e16, 1e21, -0.0, -1.5, 2**53, {"\ue000": 1, "\U0001f600": 2, "é": 3}])
+@given(_JSON)
+def test_what_is_hashed_is_canonical_json(data: Any) -> None:
+    """As the library of RFC 8785 writes it, or refused as it refuses it."""
+    assert _written(keys.canonical, data) == _written(rfc8785.dumps, data)
+
+
+@given(st.text(), st.text(), st.text(), st.integers(0))
+def test_the_key_that_downstream_is_told_never_changes(scope: str, tool: str, key: str, generation: int) -> None:
+    """A service remembers it for longer than a version of this library lasts."""
+    told = hashlib.sha256(json.dumps(["default", scope, tool, key, generation]).encode()).hexdigest()[:40]
+    assert keys.idempotency_key("default", scope, tool, key, generation) == told
 
 
 def test_big_integers_differ_from_their_neighbours(guard: Guard, pay: Callable[..., int]) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BeforeValidator, Field
@@ -36,8 +37,7 @@ def window_start(window: Window | None, at_us: int) -> int:
         return 0
     if window is not Window.MONTH:
         return at_us - at_us % _LENGTHS[window]
-    at = datetime.fromtimestamp(at_us // MICRO, UTC)
-    return _month(at.year, at.month)
+    return _month_of(at_us // _LENGTHS[Window.HOUR])
 
 
 def window_end(window: Window | None, at_us: int) -> int | None:
@@ -49,6 +49,13 @@ def window_end(window: Window | None, at_us: int) -> int | None:
         return start + _LENGTHS[window]
     at = datetime.fromtimestamp(start // MICRO, UTC)
     return _month(at.year + at.month // 12, at.month % 12 + 1)
+
+
+@lru_cache
+def _month_of(hour: int) -> int:
+    """When the month of this hour since the epoch began: asked by every call that is counted by the month."""
+    at = datetime.fromtimestamp(hour * 3600, UTC)
+    return _month(at.year, at.month)
 
 
 def _month(year: int, month: int) -> int:
@@ -98,9 +105,13 @@ class Budget(DeclaredModel):
 
     def soft_limits_crossed(self, before: int, after: int) -> tuple[int, ...]:
         """The percents of ``soft`` that lie above ``before`` and not above ``after`` (amounts used), in order."""
-        return tuple(
-            percent for percent in sorted(set(self.soft)) if before * 100 < percent * self.limit <= after * 100
-        )
+        percents = _in_order(self.soft)
+        return tuple([percent for percent in percents if before * 100 < percent * self.limit <= after * 100])
+
+
+@lru_cache
+def _in_order(percents: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(percents)))
 
 
 def kind_of(budget: Budget) -> tuple[Unit, Window | None]:

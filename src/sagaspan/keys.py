@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import encodings.utf_16_be  # noqa: F401 - by rfc8785, at the first call; a fork must not meet an import halfway
 import hashlib
-import json
 from dataclasses import dataclass
 from enum import StrEnum
+from json.encoder import encode_basestring as quoted
+from json.encoder import encode_basestring_ascii as quoted_in_ascii
 from typing import Any, Final
 
 import rfc8785
 
 BUSINESS_SCOPE: Final = "key"
+_SAFE: Final = 2**53 - 1
 
 
 class KeySource(StrEnum):
@@ -46,7 +48,23 @@ class CallKey:
 
 def canonical(data: Any) -> bytes:
     """RFC 8785 canonical JSON of plain JSON data (``codecs.to_json`` makes values plain)."""
-    return rfc8785.dumps(data)
+    return _canonical(data).encode()
+
+
+def _canonical(data: Any) -> str:
+    """What most arguments are made of is written here, in a quarter of the time; ``rfc8785`` writes all the rest."""
+    kind = type(data)
+    if kind is str and data.isascii():
+        return quoted(data)
+    if kind is dict and all(type(name) is str and name.isascii() for name in data):
+        return "{" + ",".join([f"{quoted(name)}:{_canonical(data[name])}" for name in sorted(data)]) + "}"
+    if kind is list:
+        return "[" + ",".join([_canonical(item) for item in data]) + "]"
+    if kind is int and -_SAFE <= data <= _SAFE:
+        return repr(data)
+    if kind is float and 1e-4 <= data < 1e16:  # where Python and ECMAScript write the same, but for ".0"
+        return repr(data).removesuffix(".0")
+    return rfc8785.dumps(data).decode()
 
 
 def fingerprint(data: Any) -> str:
@@ -79,7 +97,8 @@ def idempotency_key(namespace: str, scope: str, tool: str, key: str, generation:
 
     160 bits in 40 hex characters: some payment APIs take no more than 45.
     """
-    text = json.dumps([namespace, scope, tool, key, generation])
+    names = ", ".join([quoted_in_ascii(name) for name in (namespace, scope, tool, key)])
+    text = f"[{names}, {generation}]"
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -324,9 +325,14 @@ def _raised(wanted: BudgetRecord) -> str:
 
 def row_of(namespace: str, scope: str, budget: Budget, at_us: int) -> BudgetRecord:
     """The row in which ``budget`` of ``scope`` is counted at ``at_us``; its cap is the limit, if that is a hard one."""
+    cap = budget.limit if budget.hard else None
+    return _row(namespace, scope, budget.unit, budget.window, window_start(budget.window, at_us), cap)
+
+
+@lru_cache(maxsize=1024)  # of the calls of a run, mostly the same
+def _row(namespace: str, scope: str, unit: Unit, window: Window | None, start_us: int, cap: int | None) -> BudgetRecord:
     return BudgetRecord(
-        namespace=namespace, scope=scope, unit=budget.unit, window=budget.window or "",
-        start_us=window_start(budget.window, at_us), cap=budget.limit if budget.hard else None,
+        namespace=namespace, scope=scope, unit=unit, window=window or "", start_us=start_us, cap=cap,
     )  # fmt: skip
 
 

@@ -68,9 +68,9 @@ def _row(call: Call, change: SpendChange, budget: Budget, percent: int) -> Audit
 
 
 def _crossed(budget: Budget, before: int, after: int) -> tuple[int, ...]:
-    if budget.hard or 100 in budget.soft:
-        return budget.soft_limits_crossed(before, after)
-    return budget.replace(soft=(*budget.soft, 100)).soft_limits_crossed(before, after)  # nothing else would say so
+    crossed = budget.soft_limits_crossed(before, after)
+    is_at_end = not budget.hard and 100 not in budget.soft and before < budget.limit <= after
+    return (*crossed, 100) if is_at_end else crossed  # nothing else would say so
 
 
 def _tell(call: Call, scope: str, budget: Budget, percent: int) -> None:

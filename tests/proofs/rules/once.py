@@ -274,8 +274,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 3",
         rule="Downstream is told the same key over attempts, processes and loss of the record.",
         file=_KEYS,
-        old="    text = json.dumps([namespace, scope, tool, key, generation])\n",
-        new="    text = json.dumps([namespace, scope, tool, key, generation, __import__('time').time_ns()])\n",
+        old='    text = f"[{names}, {generation}]"\n',
+        new="    text = f\"[{names}, {generation}, {__import__('time').time_ns()}]\"\n",
         tests=("tests/test_keys.py::test_the_key_outlives_its_record",),
     ),
     Rule(
