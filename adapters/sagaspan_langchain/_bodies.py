@@ -12,7 +12,7 @@ from typing import Any, Final, TypeGuard
 
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langchain_core.tools import Tool as SingleInputTool
-from langgraph.errors import GraphBubbleUp
+from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt, ParentCommand
 from pydantic_core import to_jsonable_python
 
 from sagaspan import ConfigurationError, Guard, Policy, Run, ToolTimeout
@@ -222,6 +222,7 @@ def body_of(
         is_async=is_async,
         description=tool.description,
         suspends=(GraphBubbleUp,),
+        pauses=(GraphInterrupt, GraphDrained, ParentCommand),
         reads=reads,
         made_with=None if keeps_functions(tool) else MadeWith(tool, own_class(tool), BaseTool),
         send=_sender_of(tool, function, shape, has_artifact=has_artifact, is_async=is_async) if policy.defer else None,

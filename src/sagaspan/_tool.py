@@ -13,7 +13,7 @@ from sagaspan._cost import Cost, cost_of
 from sagaspan._gates import Gate, gates_for
 from sagaspan._probe import Probe, probe_of
 from sagaspan._sameness import MadeWith, same_callable
-from sagaspan.exceptions import ConfigurationError
+from sagaspan.exceptions import ApprovalPending, ConfigurationError
 from sagaspan.expressions import Expression
 from sagaspan.policy import Policy, PolicyBook
 from sagaspan.redaction import RESULT, Redaction, redaction_of
@@ -43,10 +43,11 @@ class Tool:
     ``plain``: every parameter can be passed by keyword; ``positional``: or by its place. ``receiver`` is the parameter
     that gets the object of a method (``self``), None of a function.
     ``compensation`` is None while the policy's ``compensate`` is a name that is not looked up yet. ``suspends`` are the
-    framework's control-flow exceptions: a body they leave has not failed, it will be asked again. ``send`` runs the
-    body of a deferred call with what was recorded of its arguments (None: as the function is called). ``reads`` is the
-    schema by which the arguments of an edit are read (None: they are taken as they are). ``made_with`` tells
-    the object that ``function`` is a method of from others, where a framework's class is the tool (None: it is not).
+    framework's control-flow exceptions: a body they leave has not failed, it will be asked again; ``pauses`` are those
+    of them that are nobody's error. ``send`` runs the body of a deferred call with what was recorded of its arguments
+    (None: as the function is called). ``reads`` is the schema by which the arguments of an edit are read (None: they
+    are taken as they are). ``made_with`` tells the object that ``function`` is a method of from others, where a
+    framework's class is the tool (None: it is not).
     """
 
     name: str
@@ -65,6 +66,7 @@ class Tool:
     cost: Cost | None = None
     gates: tuple[Gate, ...] = ()
     suspends: tuple[type[BaseException], ...] = ()
+    pauses: tuple[type[BaseException], ...] = ()
     send: Callable[[Mapping[str, Any]], Any] | None = None
     reads: Reads | None = None
     redaction: Redaction | None = None
@@ -89,6 +91,10 @@ class Tool:
         one, another = self.made_with, other.made_with
         is_same_object = one is another if one is None or another is None else one.is_same(another)
         return is_same_object and same_callable(self.function, other.function)
+
+    def only_waits(self, error: BaseException | None) -> bool:
+        """Whether ``error`` says that a body will be asked again, and nothing went wrong."""
+        return isinstance(error, (ApprovalPending, *self.pauses))
 
     def reads_redacted(self, field: str) -> bool:
         """Whether ``key`` or ``lock`` reads an argument with redacted fields: then only a hash of it is recorded."""
@@ -157,6 +163,7 @@ def tool_of(
     context: frozenset[str] = frozenset(),
     description: str | None = None,
     suspends: tuple[type[BaseException], ...] = (),
+    pauses: tuple[type[BaseException], ...] = (),
     send: Callable[[Mapping[str, Any]], Any] | None = None,
     reads: Reads | None = None,
     made_with: MadeWith | None = None,
@@ -195,6 +202,7 @@ def tool_of(
         cost=cost_of(policy.cost, parameters, where=where),
         gates=gates_for(policy, parameters, where),
         suspends=suspends,
+        pauses=pauses,
         send=send,
         reads=reads,
         redaction=redaction,
@@ -219,8 +227,8 @@ def redefined(tool: Tool, file: PolicyBook) -> Tool:
         return tool
     return tool_of(
         tool.function, name=tool.name, policy=policy, signature=tool.signature, is_async=tool.is_async,
-        context=tool.context, description=tool.description, suspends=tool.suspends, send=tool.send,
-        reads=tool.reads,
+        context=tool.context, description=tool.description, suspends=tool.suspends, pauses=tool.pauses,
+        send=tool.send, reads=tool.reads,
     )  # fmt: skip
 
 

@@ -379,5 +379,5 @@ class _AttemptSpans:
                 number,
                 started_ns=self._started_ns,
                 delay_ms=self._delay_ms,
-                error=error,
+                error=None if self._call.tool.only_waits(error) else error,
             )

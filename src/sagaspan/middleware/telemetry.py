@@ -91,16 +91,18 @@ def _opening(call: Call) -> dict[str, AttributeValue]:
 
 @spans.harmless(None)
 def _ended(close: Close, call: Call, result: Result) -> None:
+    waits = call.tool.only_waits(result.error)
     attributes: dict[str, AttributeValue] = {
         semconv.CALL_ID: result.record.id,
-        semconv.CALL_STATE: result.state.value,
         semconv.CALL_EXECUTED: result.executed,
         semconv.CALL_ATTEMPTS: result.record.attempts,
         semconv.IDEMPOTENCY_OUTCOME: result.outcome,
     }
+    if not waits:  # one that does has not ended
+        attributes[semconv.CALL_STATE] = result.state.value
     if spans.captures_content():
         attributes.update(content_of(call.encoded, result.value, result.error, call.tool.redaction))
-    close(call.span, attributes, result.error)
+    close(call.span, attributes, None if waits else result.error)
 
 
 @spans.harmless(None)
@@ -114,7 +116,7 @@ def _refused(close: Close, call: Call, error: BaseException) -> None:
     if isinstance(error, KeyConflict):
         attributes[semconv.IDEMPOTENCY_OUTCOME] = semconv.OUTCOME_CONFLICT
         metrics.answered(call.tool.name, semconv.OUTCOME_CONFLICT)
-    close(call.span, attributes, error)
+    close(call.span, attributes, None if call.tool.only_waits(error) else error)
 
 
 def _measured(call: Call, result: Result, *, by_its_owner: bool) -> None:
@@ -125,4 +127,5 @@ def _measured(call: Call, result: Result, *, by_its_owner: bool) -> None:
     if result.state is CallState.UNKNOWN and record.effect != "read":
         metrics.in_doubt(record.tool, call.span)
     if not by_its_owner:
-        metrics.ran(call.tool.name, call.agent or call.run.agent, record, result.error, call.span)
+        error = None if call.tool.only_waits(result.error) else result.error
+        metrics.ran(call.tool.name, call.agent or call.run.agent, record, error, call.span)

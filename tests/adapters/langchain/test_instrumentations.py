@@ -10,13 +10,15 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
 from opentelemetry import context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sagaspan import Guard
-from tests.adapters.langchain.scripts import ask, model
+from tests.adapters.langchain.scripts import ask, model, on
 
 OpenInference = pytest.importorskip("openinference.instrumentation.langchain").LangChainInstrumentor
 OpenTelemetry = pytest.importorskip("opentelemetry.instrumentation.genai.langchain").LangChainInstrumentor
@@ -135,6 +137,44 @@ async def test_a_tool_whose_body_is_called_by_itself_has_a_span_of_its_own(
     assert not [
         one for one in spans.get_finished_spans() if one is not paid and "sagaspan.call.id" in (one.attributes or {})
     ]
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["a tool asks", "an agent within a tool asks"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_pause_is_no_error(tmp_path: Path, other: tuple[str, TracerProvider, Spans], nested: bool) -> None:
+    """No span of ours says that a tool failed which only waits, nor does an adopted one; the resumed run is linked."""
+    name, provider, spans = other
+    spans.clear()
+    context.attach(context.Context())
+
+    @tool
+    def confirm() -> str:
+        """Ask a person."""
+        return str(interrupt("sure?"))
+
+    within = create_agent(model(("confirm", {})), [confirm], name="within")
+
+    @tool
+    def helper() -> str:
+        """Ask another agent."""
+        return str(within.invoke(ask())["messages"][-1].content)
+
+    asks = helper if nested else confirm
+    made = create_agent(model((asks.name, {})), [asks], name="agent", checkpointer=InMemorySaver())
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Guard(url, tracer_provider=provider, prices={"scripted": {"input": 0, "output": 0}}) as guard:
+        agent = guard.wrap(made)
+        agent.invoke(ask(), on("t"))
+        agent.invoke(Command(resume="yes"), on("t"))
+    called = [one for one in spans.get_finished_spans() if "sagaspan.call.executed" in (one.attributes or {})]
+    tools = [dict(one.attributes or {}) for one in called if "gen_ai.tool.name" in (one.attributes or {})]
+    assert {one["gen_ai.tool.name"] for one in tools} == {"confirm", asks.name}
+    if name in ("none", "OpenInference"):  # the others themselves call it an error
+        assert [one["error.type"] for one in tools if "error.type" in one] == []
+    ours = [one for one in spans.get_finished_spans() if one.instrumentation_scope.name == "sagaspan"]  # type: ignore[union-attr]
+    assert {one.status.status_code.name for one in ours} == {"UNSET"}
+    before, after = spans.named("sagaspan agent")
+    assert [link.context.span_id for link in after.links] == [before.context.span_id]
 
 
 async def _go(agent: Any, way: str) -> None:
