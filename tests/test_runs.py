@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import multiprocessing
 import threading
 import time
@@ -29,6 +30,7 @@ from sagaspan import (
     ToolTimeout,
 )
 from sagaspan.ledger.store import Store
+from tests.cancelling import was_cancelled
 from tests.conftest import Caller
 
 
@@ -733,6 +735,17 @@ async def test_an_entry_that_was_cancelled_can_be_repeated(guard: Guard) -> None
             await task
     async with guard.run(id="a"):
         pass
+
+
+async def test_nor_is_a_resume_that_was_cancelled(guard: Guard) -> None:
+    """Wherever it was cancelled, whoever comes next enters."""
+    held = guard.run(id="a", on_interrupt="hold")
+    with pytest.raises(KeyboardInterrupt), held:
+        raise KeyboardInterrupt
+    waits = itertools.count(1)
+    while await was_cancelled(guard.run(id="a").__aenter__(), next(waits)):
+        pass
+    assert next(waits) > 4
 
 
 def test_one_object_one_entry(guard: Guard) -> None:

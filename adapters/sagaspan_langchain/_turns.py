@@ -96,7 +96,11 @@ class Turn:
                 turn._open(turn_id)  # it goes on elsewhere: this is another turn
         else:
             checkpoints.take_up(turn._joined, graph, config)
-        turn._go_on(seen)
+        turn._begin()
+        try:
+            turn._go_on(seen)
+        except BaseException as error:  # noqa: BLE001 - raised again once the run knows
+            turn.leave(error)
         return turn
 
     @classmethod
@@ -117,10 +121,12 @@ class Turn:
                 await turn._aopen(turn_id)
         else:
             await checkpoints.atake_up(turn._joined, graph, config)
-        if seen is None:
-            turn._go_on(None)
-        else:
-            await asyncio.to_thread(turn._go_on, seen)
+        turn._begin()
+        try:
+            if seen is not None:
+                await asyncio.to_thread(turn._go_on, seen)
+        except BaseException as error:  # noqa: BLE001 - as above
+            await turn.aleave(error)
         return turn
 
     # -- which run ---------------------------------------------------------------------------------------------
@@ -167,12 +173,14 @@ class Turn:
         may_be_lost = last is not None and self._has_history and not self._nested and _is_interrupted(last)
         return f"{self._thread}/{number + 1}", last if may_be_lost else None
 
-    def _go_on(self, seen: checkpoints.Seen | None) -> None:
-        """Take up a run where its checkpoint stands: what that answers is not asked again, so an equal call is new."""
+    def _begin(self) -> None:
         if self._joined is not None:
             self._run = self._joined
         self._run.go_on()
         self._branch = branches.begin(self._run)
+
+    def _go_on(self, seen: checkpoints.Seen | None) -> None:
+        """Take up a run where its checkpoint stands: what that answers is not asked again, so an equal call is new."""
         if seen is not None and self._run.resumed and self._run not in _counted:
             _counted.add(self._run)
             # Of a run that others are in, too, the checkpoint says nothing but what the model was answered.

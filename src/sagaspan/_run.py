@@ -474,30 +474,34 @@ class Run:
         if self._outer is not None:
             self._outer.entered_within(self.id)
         self._course.uncertain = self._course.deferred = entered.resumed
-        if self.resumed and not self.replaying:
-            await backend.io(self.signals.load, self.engine.store, self.record, self.engine.counts_in_loops)
         self.engine.outside.open_runs += 1
         if output is not None:
             self.output = output
         if entered.previous is not None:
             _link(span, entered.previous)
+        try:
+            await self._take_up(entered, backend)
+        except BaseException as error:  # nobody leaves a block that was not entered
+            self._over(error)
+            raise
+
+    async def _take_up(self, entered: saga.Entered, backend: Backend) -> None:
+        """Go on where an earlier worker was."""
+        if self.resumed and not self.replaying:
+            await backend.io(self.signals.load, self.engine.store, self.record, self.engine.counts_in_loops)
+        if entered.previous is not None:
             await self._send_what_was_decided(backend)
 
     async def _send_what_was_decided(self, backend: Backend) -> None:
         """Go on where an earlier process stopped sending; raises, and holds the run again, if that does not work."""
-        try:
-            if self.record.completing:
-                await self._leaving.finish(backend)
-                self.output = _recorded_output(self.record)
-            else:
-                self._course.stopped = await self._leaving.send_due(backend)
-                if self._course.stopped is not None:
-                    self.record = await completion.hold(self.engine, self.record, self._course.stopped, backend)
-        except BaseException as error:
-            self._over(error)
-            raise
+        if self.record.completing:
+            await self._leaving.finish(backend)
+            self.output = _recorded_output(self.record)
+        else:
+            self._course.stopped = await self._leaving.send_due(backend)
+            if self._course.stopped is not None:
+                self.record = await completion.hold(self.engine, self.record, self._course.stopped, backend)
         if self._course.stopped is not None:
-            self._over(self._course.stopped.error)
             say(self._course.stopped.error, self._course.stopped.sentence(self.id))
             raise self._course.stopped.error
         if self.record.state is RunState.COMPLETED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from sagaspan import Guard
-from tests.adapters.langchain.scripts import ask, model, on, states, steps_of
+from tests.adapters.langchain.scripts import answers, ask, model, on, states, steps_of
+from tests.cancelling import was_cancelled
 
 World = list[Any]
 MODES: tuple[Any, ...] = ("values", "updates", "messages", "debug", ["updates", "messages"])
@@ -127,6 +130,28 @@ async def test_an_awaited_agent_that_is_cancelled(
     """The same without a stream."""
     await _cancelled(asyncio.create_task(_agent(traced, waits).ainvoke(ask(), on("t"))), begun)
     assert (spans.open, states(traced)) == ({}, {"t/1": "held"})
+
+
+async def test_an_answer_that_is_cancelled_anywhere_can_be_given_again(traced: Guard, spans: Open) -> None:
+    """Before the run is entered, while it takes up what was done, and at every step."""
+
+    @tool
+    def confirm() -> str:
+        """Ask a person."""
+        return str(interrupt("sure?"))
+
+    made = create_agent(model(("confirm", {})), [confirm], checkpointer=InMemorySaver(), name="asker")
+    agent = traced.wrap(made)
+    for wait in itertools.count(1):
+        thread = on(f"t{wait}")
+        await agent.ainvoke(ask(), thread)
+        cancelled = await was_cancelled(agent.ainvoke(Command(resume="yes"), thread), wait)
+        assert not spans.open
+        if not cancelled:
+            break
+        await agent.ainvoke(Command(resume="yes") if agent.get_state(thread).next else None, thread)
+        assert answers(agent.get_state(thread).values)[0].content == "yes"
+    assert {*states(traced).values()} == {"completed"}
 
 
 class Slow(BaseChatModel):
