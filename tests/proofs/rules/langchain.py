@@ -25,6 +25,24 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="design 3",
+        rule="A turn that is cancelled while it takes up what was done is left.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="            await turn.aleave(error)\n",
+        new="            raise\n",
+        tests=(
+            "tests/adapters/langchain/test_aborted.py::test_an_answer_that_is_cancelled_anywhere_can_be_given_again",
+        ),
+    ),
+    Rule(
+        section="design 5",
+        rule="A tool that waits for a person is no error.",
+        file="src/sagaspan/_tool.py",
+        old="        return isinstance(error, (ApprovalPending, *self.pauses))\n",
+        new="        return isinstance(error, ApprovalPending)\n",
+        tests=("tests/adapters/langchain/test_instrumentations.py::test_a_pause_is_no_error",),
+    ),
+    Rule(
+        section="design 3",
         rule="What LangGraph's checkpoint answers is no orphan.",
         file="adapters/sagaspan_langchain/_checkpoints.py",
         old="task.result is not None or task.state is not None for",
