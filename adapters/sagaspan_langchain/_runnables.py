@@ -47,7 +47,36 @@ def _guarded_class(scope: Scope, base: Any, opening: Opening) -> Any:
         "batch": Runnable.batch, "abatch": Runnable.abatch,
         "__or__": _joined(scope, opening, base.__or__), "__ror__": _joined(scope, opening, base.__ror__),
     }  # fmt: skip
+    if hasattr(base, "iter"):
+        members["iter"] = _stepwise(made, base.iter)
     return subclass(scope.guard, base, members)
+
+
+def _stepwise(made: Invocations, method: Callable[..., Any]) -> Callable[..., Any]:
+    """``AgentExecutor.iter``: to go through its steps is an invocation too, which calls no other way to invoke it."""
+
+    @functools.cache
+    def kind_of(base: Any) -> Any:
+        members = {
+            "__iter__": _gone_through(made.pieces, base.__iter__),
+            "__aiter__": _gone_through(made.apieces, base.__aiter__),
+        }
+        return subclass(made.scope.guard, base, members)
+
+    @functools.wraps(method)
+    def iter(self: Any, *args: Any, **options: Any) -> Any:  # noqa: A001 - LangChain's word
+        steps = method(self, *args, **options)
+        return twin(steps, kind_of(type(steps)))
+
+    return iter
+
+
+def _gone_through(pieces: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def begin(steps: Any) -> Any:
+        return pieces(lambda *_: method(steps))(steps.agent_executor, steps.inputs)
+
+    return begin
 
 
 def _keep_whole() -> None:

@@ -333,6 +333,27 @@ async def test_a_guarded_chain_is_guarded_in_what_is_made_of_it(
     assert len(model_calls_of(guard, run.id)) == 1
 
 
+@pytest.mark.parametrize("way", ["iter", "aiter"])
+async def test_an_executor_is_guarded_step_by_step(guard: Guard, world: World, way: str) -> None:
+    """``AgentExecutor.iter`` gives the steps one by one: all of them are one run, which is undone if one fails."""
+    steps = guard.wrap(executor(world), _policies(world)).iter(ask())
+    with pytest.raises(Declined):
+        list(steps) if way == "iter" else [step async for step in steps]
+    assert world == ["book Rome", "cancel Rome"]
+    ((run_id, state),) = states(guard).items()
+    assert state == "compensated"
+    assert len(model_calls_of(guard, run_id)) == 2
+
+
+def test_steps_that_are_dropped_are_undone(guard: Guard, world: World) -> None:
+    """As a stream that is closed; between them the code is the caller's."""
+    steps = iter(guard.wrap(executor(world), _policies(world)).iter(ask()))
+    next(steps)
+    assert guard.current_run() is None
+    steps.close()
+    assert world == ["book Rome", "cancel Rome"]
+
+
 @pytest.mark.parametrize("made", ["itself", "bind_tools", "with_retry", "with_fallbacks", "with_config", "bind"])
 def test_a_guarded_model_is_metered_in_what_is_made_of_it(guard: Guard, made: str) -> None:
     """Alone, it is a call of the run in force."""

@@ -34,6 +34,14 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        section="(d) 1",
+        rule="An executor that somebody goes through step by step is guarded.",
+        file="adapters/sagaspan_langchain/_runnables.py",
+        old='        members["iter"] = _stepwise(made, base.iter)\n',
+        new="        pass\n",
+        tests=("tests/adapters/langchain/test_shapes.py::test_an_executor_is_guarded_step_by_step",),
+    ),
+    Rule(
         section="design 5",
         rule="A tool that waits for a person is no error.",
         file="src/sagaspan/_tool.py",
