@@ -66,7 +66,8 @@ def _stepwise(made: Invocations, method: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(method)
     def iter(self: Any, *args: Any, **options: Any) -> Any:  # noqa: A001 - LangChain's word
         steps = method(self, *args, **options)
-        return twin(steps, kind_of(type(steps)))
+        kind: Any = type(steps)
+        return twin(steps, kind_of(kind))
 
     return iter
 
