@@ -94,6 +94,8 @@ class RecordingStore:
         self._recorder = recorder
         self._level = ""
         self._synced = False
+        self._flush = store._flushing.flush
+        store._flushing.flush = self._flushed  # type: ignore[method-assign]
         with store._connected() as connection:
             connection.set_trace_callback(self._hear)
 
@@ -112,6 +114,10 @@ class RecordingStore:
         """As the store's own."""
         self._store.renew(lease)
         self._recorder.note(writes=True)
+
+    def _flushed(self, number: int) -> None:
+        self._flush(number)
+        self._synced = True
 
     def _hear(self, statement: str) -> None:
         words = statement.split()

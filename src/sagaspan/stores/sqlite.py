@@ -1,7 +1,8 @@
 """The embedded store: one SQLite file in WAL mode, one connection a process.
 
-A claim is committed with ``synchronous=FULL``; what follows it is not synced by itself. The WAL is a prefix log, so the
-next claim's sync makes every earlier settle durable too: no later effect can rest on a lost result (rule book, 2).
+A claim is committed with ``synchronous=FULL``, or in a crowd flushed with others (``_sqlite_flushing``); what follows
+it is not synced by itself. The WAL is a prefix log, so the next claim's sync makes every earlier settle durable too:
+no later effect can rest on a lost result (rule book, 2).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 from sagaspan.stores._reading import OPEN, SqlReads, marks
 from sagaspan.stores._sqlite_audit import Chains
 from sagaspan.stores._sqlite_changes import save_all
+from sagaspan.stores._sqlite_flushing import Flushing
 from sagaspan.stores._usage import usage_query
 
 BUSY_SECONDS: Final = 10.0
@@ -104,19 +106,20 @@ _EVERYBODY_S: Final = (sqlite3.OperationalError,)
 
 
 class _Request:
-    """Changes that wait to be written, and how that ended."""
+    """Changes that wait to be written, and how that ended; ``number`` is what is still to be flushed, or 0."""
 
-    __slots__ = ("_commit", "_error", "changes", "ended", "synced")
+    __slots__ = ("_commit", "_error", "changes", "ended", "number", "synced")
 
     def __init__(self, changes: Sequence[Change], synced: bool) -> None:
         self.changes = changes
         self.synced = synced
         self.ended = False
+        self.number = 0
         self._commit = SAVED
         self._error: StoreError | None = None
 
-    def end(self, commit: Commit = SAVED, *, error: StoreError | None = None) -> None:
-        self._commit, self._error, self.ended = commit, error, True
+    def end(self, commit: Commit = SAVED, *, number: int = 0, error: StoreError | None = None) -> None:
+        self._commit, self._error, self.number, self.ended = commit, error, number, True
 
     def outcome(self) -> Commit:
         if self._error is not None:
@@ -149,6 +152,7 @@ class SqliteStore(SqlReads):
         self._lock = fork.new_lock()
         self._queue: deque[_Request] = deque()
         self._chains = Chains()
+        self._flushing = Flushing(path)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._usable = True
@@ -169,6 +173,7 @@ class SqliteStore(SqlReads):
     def _begin_in_child(self, *, closed: bool) -> None:
         """Start with nothing open and nobody waiting, whatever the parent was doing."""
         self._queue = deque()
+        self._flushing.begin()
         self._usable = closed
         if self._connection is not None:
             _inherited.append(self._connection)
@@ -180,11 +185,24 @@ class SqliteStore(SqlReads):
         """Save all changes in one transaction, or none of them; see ``Store.commit``.
 
         A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up, and the
-        next of them writes for all: one sync serves a crowd.
+        next of them writes for all. What is to be synced is flushed then, while others write: one flush for a crowd.
         """
         if self.seal.active:
             changes = [self.seal.closed(change) for change in changes]
         request = _Request(changes, (synced or self._always_sync) and not self._never_sync)
+        return self._commit_synced(request) if request.synced else self._commit(request)
+
+    def _commit_synced(self, request: _Request) -> Commit:
+        self._flushing.comes()
+        try:
+            commit = self._commit(request)
+            if request.number:
+                self._flushing.flush(request.number)
+            return commit
+        finally:
+            self._flushing.goes()
+
+    def _commit(self, request: _Request) -> Commit:
         self._queue.append(request)
         try:
             with self._connected() as connection:
@@ -209,7 +227,7 @@ class SqliteStore(SqlReads):
 
     def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
         try:
-            _write(connection, batch, self._chains)
+            _write(connection, batch, self._chains, self._flushing)
         except (sqlite3.Error, ValueError, OverflowError) as error:
             if len(batch) > 1 and not isinstance(error, _EVERYBODY_S):
                 for request in batch:  # what is wrong with one of them is no matter of the others
@@ -338,6 +356,7 @@ class SqliteStore(SqlReads):
             self._file = None
 
     def _close(self) -> None:
+        self._flushing.close()
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -420,6 +439,7 @@ class SqliteStore(SqlReads):
             connection.close()
             raise
         self._file = _identity(self.path)
+        self._flushing.open()
         self._chains.forget()
         return connection
 
@@ -482,10 +502,12 @@ def _fetch_damaged(connection: sqlite3.Connection, query: str, values: Sequence[
         connection.text_factory = str
 
 
-def _write(connection: sqlite3.Connection, batch: Sequence[_Request], chains: Chains) -> None:
+def _write(connection: sqlite3.Connection, batch: Sequence[_Request], chains: Chains, flushing: Flushing) -> None:
     """Write a batch in one transaction; each request in it is still all or nothing."""
     execute = connection.execute
-    level = "full" if True in [request.synced for request in batch] else "normal"
+    synced = True in [request.synced for request in batch]
+    flushed_later = synced and flushing.is_crowded
+    level = "full" if synced and not flushed_later else "normal"
     execute(f"pragma synchronous = {level}")
     execute("begin immediate")
     try:
@@ -499,8 +521,9 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request], chains: Ch
         if connection.in_transaction:
             execute("rollback")
         raise
+    number = flushing.written() if flushed_later else 0
     for request, commit in zip(batch, results, strict=True):
-        request.end(commit)
+        request.end(commit, number=number)
 
 
 def _save_apart(connection: sqlite3.Connection, request: _Request, chains: Chains) -> Commit:

@@ -42,6 +42,7 @@ _FORKS = "tests/faults/test_forks.py::"
 _LEASE = "tests/faults/test_leases.py::"
 _RUNS = "tests/test_runs.py::"
 _STORE = "tests/stores/test_sqlite.py::"
+_FLUSHING = "tests/stores/test_sqlite_flushing.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
 _AGAIN = "tests/adapters/langchain/test_again.py::"
 
@@ -64,11 +65,35 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="2",
-        rule="What is to be synced is committed with synchronous=FULL.",
+        rule="What is to be synced is committed with synchronous=FULL, where nobody flushes it later.",
         file=_SQLITE,
-        old='level = "full" if True in [request.synced for request in batch] else "normal"',
+        old='level = "full" if synced and not flushed_later else "normal"',
         new='level = "normal"',
         tests=(_STORE + "test_what_is_synced_and_what_is_not",),
+    ),
+    Rule(
+        section="2",
+        rule="What is to be synced is flushed before anybody of a crowd is answered.",
+        file=_SQLITE,
+        old="                self._flushing.flush(request.number)\n",
+        new="                pass\n",
+        tests=(_FLUSHING + "test_a_crowd_is_answered_after_its_flush",),
+    ),
+    Rule(
+        section="2",
+        rule="A flush is for what was written before it began.",
+        file="src/sagaspan/stores/_sqlite_flushing.py",
+        old="        self._flushed = written\n",
+        new="        self._flushed = self._written\n",
+        tests=(_FLUSHING + "test_a_flush_is_for_what_was_written_before_it_began",),
+    ),
+    Rule(
+        section="2",
+        rule="After a flush that failed nothing more is claimed: what it was of may be lost.",
+        file="src/sagaspan/stores/_sqlite_flushing.py",
+        old="            self._error = error\n",
+        new="",
+        tests=(_FLUSHING + "test_a_flush_that_fails",),
     ),
     Rule(
         section="2",

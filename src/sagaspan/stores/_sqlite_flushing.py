@@ -1,0 +1,102 @@
+"""Flushes of the WAL for a crowd: SQLite would sync each commit before anybody else can write.
+
+Where several threads have something to be synced, it is written without that, and whoever comes first then flushes the
+file for all that was written until that moment, while others write on. Those who came meanwhile share the next flush.
+The WAL is one log: a flush of it makes durable all that was committed before it began, by whichever connection.
+
+Nothing can be flushed again that could not be flushed: the kernel has forgotten that it was to be written. So after a
+flush that failed nothing more is claimed in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from pathlib import Path
+
+from sagaspan import _fork as fork
+from sagaspan.exceptions import StoreUnavailable
+
+
+class Flushing:
+    """What is to be flushed of the WAL of the ledger at ``path``, which is opened and closed with its connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = fork.new_lock()
+        self._log: int | None = None
+        self._error: OSError | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is written, and nobody comes; in a forked child those are the parent's."""
+        self._coming: deque[None] = deque()  # as many as commits are on their way: of a deque no count is lost
+        self._written = 0
+        self._flushed = 0
+
+    def open(self) -> None:
+        """The log is there; where it cannot be opened, or flushed by itself, SQLite goes on to sync."""
+        if hasattr(os, "fdatasync"):
+            with contextlib.suppress(OSError):
+                self._log = os.open(f"{self._path}-wal", os.O_RDONLY)
+
+    def close(self) -> None:
+        """Flush what somebody still waits for (who is told if that fails), and let the log go."""
+        with self._lock:
+            log, self._log = self._log, None
+            if log is None:
+                return
+            if self._flushed < self._written:
+                with contextlib.suppress(StoreUnavailable):
+                    self._flush(log)
+            os.close(log)
+
+    def __del__(self) -> None:
+        if self._log is not None:
+            os.close(self._log)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others have something to be synced, too."""
+        return len(self._coming) > 1 and self._log is not None
+
+    def comes(self) -> None:
+        """Somebody has something to be synced, until he ``goes``; raises ``StoreUnavailable`` once a flush failed."""
+        if self._error is not None:
+            raise self._failed(self._error)
+        self._coming.append(None)
+
+    def goes(self) -> None:
+        """It is synced, or came to nothing."""
+        self._coming.pop()
+
+    def written(self) -> int:
+        """A commit was written that is to be flushed; its number. One at a time."""
+        self._written += 1
+        return self._written
+
+    def flush(self, number: int) -> None:
+        """Return when the commit with this number is on disk; raises ``StoreUnavailable``."""
+        with self._lock:
+            if self._flushed >= number:
+                return
+            if self._error is not None:
+                raise self._failed(self._error)
+            assert self._log is not None  # noqa: S101 - it is not closed before all is flushed, or that has failed
+            self._flush(self._log)
+
+    def _flush(self, log: int) -> None:
+        written = self._written  # before the flush begins: what is written meanwhile may miss it
+        try:
+            os.fdatasync(log)
+        except OSError as error:
+            self._error = error
+            raise self._failed(error) from error
+        self._flushed = written
+
+    def _failed(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the disk of the ledger {self._path} failed ({error.strerror or error}), and what was written last may be "
+            "lost; nothing was started, and this process starts nothing more: see to the disk, and start it again"
+        )
