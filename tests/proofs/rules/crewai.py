@@ -131,7 +131,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="design 3",
-        rule="The model of a memory is metered though it tells nothing.",
+        rule="The model of a memory is known before the kickoff.",
         file=_CREWAI + "_finding.py",
         old='        self.read(getattr(owner, "memory", None))\n',
         new="",
