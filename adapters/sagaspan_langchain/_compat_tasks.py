@@ -239,6 +239,18 @@ def at(config: RunnableConfig, place: str) -> RunnableConfig:
     return {**config, "configurable": {**config["configurable"], CONFIG_KEY_CHECKPOINT_NS: place}}
 
 
+def named_in(config: RunnableConfig) -> str | None:
+    """The checkpoint that a config names, or None."""
+    found: str | None = config.get("configurable", {}).get("checkpoint_id")
+    return found or None
+
+
+def latest(config: RunnableConfig) -> RunnableConfig:
+    """``config`` for the latest checkpoint, whichever it names."""
+    configurable = {key: value for key, value in config.get("configurable", {}).items() if key != "checkpoint_id"}
+    return {**config, "configurable": configurable}
+
+
 def place_in(config: RunnableConfig) -> str:
     """The place that a config is ``at``."""
     return str(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS, ""))

@@ -1,17 +1,17 @@
 """One invocation of a guarded graph is one run: joined if one is in force, else opened, resumed, paused and left here.
 
 With a LangGraph ``thread_id`` the runs of a conversation are ``THREAD/1``, ``THREAD/2``, ...: new input opens the next,
-``None`` or ``Command(resume=...)`` goes on with the last. So does new input after a crash of which the checkpoint knows
-nothing, as with ``durability="exit"``: it is the same turn again, and what it did is answered. A guarded graph within
-a graph that nobody guards has a run for each task of that, named as LangGraph names its checkpoints. The run is in
-force while a step of the graph runs, never across a ``yield``: there the code is the caller's.
+``None`` or ``Command(resume=...)`` goes on with the one that its checkpoint was made in. New input after a crash of
+which the checkpoint knows nothing, as with ``durability="exit"``, is the same turn again, and what it did is answered.
+A guarded graph within a graph that nobody guards has a run for each task of that, named as LangGraph names its
+checkpoints. The run is in force while a step of the graph runs, never across a ``yield``: there the code is the
+caller's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self, TypeVar
@@ -24,12 +24,14 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 from langgraph.types import Command, StateSnapshot
 
-from sagaspan import Budget, Run, RunInfo, RunInProgress, RunState, StoreUnavailable
+from sagaspan import Budget, Run, RunInfo, RunInProgress, StoreUnavailable
 from sagaspan.adapters import task_here
 from sagaspan_langchain import _branches as branches
 from sagaspan_langchain import _checkpoints as checkpoints
 from sagaspan_langchain import _compat_tasks as tasks
+from sagaspan_langchain import _conversations as conversations
 from sagaspan_langchain import _errors as errors
+from sagaspan_langchain import _origins as origins
 from sagaspan_langchain._reach import Scope
 from sagaspan_langchain._suspended import provider_failed
 
@@ -73,6 +75,7 @@ class Turn:
             self._continues, saver = tasks.is_resuming(seen), tasks.checkpointer_of(seen)
         self._saver = saver if self._thread is not None and isinstance(saver, BaseCheckpointSaver) else None
         self._has_history = self._saver is not None
+        self._may_begin = asked is not None and self._place is None
         self._states: RunnableConfig = (config or {}) if self._place is None else tasks.at(seen, self._place)
         self._watch = _Watch()
         self._run: Run
@@ -84,10 +87,12 @@ class Turn:
     def enter(cls, scope: Scope, opening: Opening, graph: Any, asked: Any, config: RunnableConfig | None) -> Self:
         """Begin an invocation with the input ``asked``; raises what entering a run raises."""
         turn = cls(scope, opening, graph, asked, config)
-        seen = checkpoints.seen(graph, turn._states, turn._saver) if turn._goes_on else None
+        seen = turn._gone_on_from(checkpoints.seen(graph, turn._states, turn._saver)) if turn._goes_on else None
         if turn._joined is None:
-            turn_id, lost = turn._turn_id()
-            is_same = lost is not None and not _is_saved(lost, graph.get_state(turn._states))
+            saver = turn._looks_back
+            origin = None if saver is None or seen is None else origins.origin_of(saver, seen.snapshot)
+            turn_id, lost = turn._turn_id(origin)
+            is_same = lost is not None and turn._is_begun_again(lost, graph.get_state(tasks.latest(turn._states)))
             try:
                 turn._open(lost.id if lost is not None and is_same else turn_id)
             except RunInProgress:
@@ -109,10 +114,14 @@ class Turn:
     ) -> Self:
         """As ``enter``, in a running loop."""
         turn = cls(scope, opening, graph, asked, config)
-        seen = await checkpoints.aseen(graph, turn._states, turn._saver) if turn._goes_on else None
+        seen = turn._gone_on_from(await checkpoints.aseen(graph, turn._states, turn._saver)) if turn._goes_on else None
         if turn._joined is None:
-            turn_id, lost = await asyncio.to_thread(turn._turn_id) if turn._thread else (None, None)
-            is_same = lost is not None and not _is_saved(lost, await graph.aget_state(turn._states))
+            saver = turn._looks_back
+            origin = None if saver is None or seen is None else await origins.aorigin_of(saver, seen.snapshot)
+            turn_id, lost = await asyncio.to_thread(turn._turn_id, origin) if turn._thread else (None, None)
+            is_same = lost is not None and turn._is_begun_again(
+                lost, await graph.aget_state(tasks.latest(turn._states))
+            )
             try:
                 await turn._aopen(lost.id if lost is not None and is_same else turn_id)
             except RunInProgress:
@@ -135,14 +144,28 @@ class Turn:
     def _goes_on(self) -> bool:
         return self._continues and self._has_history and (not self._nested or self._place is not None)
 
+    @property
+    def _looks_back(self) -> BaseCheckpointSaver[Any] | None:
+        """What has the checkpoint that tells which run is gone on with."""
+        return self._saver if self._goes_on and self._place is None and self._opening.run_id is None else None
+
+    def _gone_on_from(self, seen: checkpoints.Seen) -> checkpoints.Seen | None:
+        """The checkpoint to go on from; where there is none, an answer is input like other, and begins a turn."""
+        if seen.snapshot.created_at is not None or not self._may_begin:
+            return seen
+        self._continues = False
+        return None
+
     def _open(self, turn_id: str | None) -> None:
         self._run = self._next_run(turn_id)
-        self._run.__enter__()
+        with conversations.saying_how_to_go_on(self._run) if turn_id else contextlib.nullcontext():
+            self._run.__enter__()
         self._run.deactivate()
 
     async def _aopen(self, turn_id: str | None) -> None:
         self._run = self._next_run(turn_id)
-        await self._run.__aenter__()
+        with conversations.saying_how_to_go_on(self._run) if turn_id else contextlib.nullcontext():
+            await self._run.__aenter__()
         self._run.deactivate()
 
     def _next_run(self, turn_id: str | None) -> Run:
@@ -156,7 +179,7 @@ class Turn:
             on_interrupt=opening.on_interrupt,
         )
 
-    def _turn_id(self) -> tuple[str | None, RunInfo | None]:
+    def _turn_id(self, origin: origins.Origin | None) -> tuple[str | None, RunInfo | None]:
         """The id of the run; and the thread's last run, if it was interrupted and new input may begin it again."""
         if self._thread is None or self._place is not None:
             return None if self._thread is None else f"{self._thread}/{self._place}", None
@@ -166,17 +189,27 @@ class Turn:
             if self._continues or not self._guard.fail_open:
                 raise
             return None, None  # nobody knows which turn it is: this one gets an id of its own
-        last = next((turn for turn in turns if turn.name == self._opening.name), None)
-        if self._continues and last is not None:
-            return last.id, None
-        number = int(turns[0].id.rpartition("/")[2]) if turns else 0
-        may_be_lost = last is not None and self._has_history and not self._nested and _is_interrupted(last)
-        return f"{self._thread}/{number + 1}", last if may_be_lost else None
+        name, following = self._opening.name or "agent", conversations.next_turn(self._thread, turns)
+        last = next((turn for turn in turns if turn.name == name), None)
+        if not self._continues:
+            may_be_lost = self._has_history and not self._nested
+            return following, last if may_be_lost and conversations.is_interrupted(last) else None
+        if self._looks_back is not None and origin is None:
+            return None, None  # there is nothing to go on from, as LangGraph will say: that is no turn
+        if origin is None or (origin.unknown == "unsaid" and tasks.named_in(self._states) is None):
+            return following if last is None else last.id, None
+        return conversations.gone_on_with(self._guard, name, self._thread, turns, origin), None
+
+    def _is_begun_again(self, lost: RunInfo, head: StateSnapshot) -> bool:
+        """Whether new input begins ``lost`` again: nothing is saved of it, and nobody goes back in the conversation."""
+        named = tasks.named_in(self._states)
+        return named in (None, tasks.named_in(head.config)) and conversations.is_unknown_to(head, lost)
 
     def _begin(self) -> None:
         if self._joined is not None:
             self._run = self._joined
         self._run.go_on()
+        self.config = tasks.merged(self.config, origins.marks(self._run))
         self._branch = branches.begin(self._run)
 
     def _go_on(self, seen: checkpoints.Seen | None) -> None:
@@ -305,13 +338,3 @@ class _Watch(GraphCallbackHandler):
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         # A graph of its own that a tool invokes inherits this handler: its pause is not ours.
         self.paused = self.paused or event.run_id == self._root
-
-
-def _is_interrupted(run: RunInfo) -> bool:
-    """Whether this run did not end; somebody may still be in it."""
-    return run.status is RunState.RUNNING or (run.status is RunState.HELD and run.reason == "interrupted")
-
-
-def _is_saved(run: RunInfo, snapshot: StateSnapshot) -> bool:
-    """Whether a checkpoint was made since ``run`` was entered; else the conversation knows nothing of it."""
-    return snapshot.created_at is not None and dt.datetime.fromisoformat(snapshot.created_at) > run.started

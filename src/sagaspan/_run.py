@@ -49,7 +49,17 @@ from sagaspan.exceptions import (
 )
 from sagaspan.keys import KeySource, number_in, run_scope
 from sagaspan.ledger.fail_open import unrecorded
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunRecord, RunState, call_info, names_of
+from sagaspan.ledger.records import (
+    CallInfo,
+    CallRecord,
+    CallState,
+    Phase,
+    RunRecord,
+    RunState,
+    call_info,
+    moment,
+    names_of,
+)
 from sagaspan.ledger.tasks import tasks_of
 
 if TYPE_CHECKING:
@@ -121,6 +131,11 @@ class Run:
     def name(self) -> str:
         """The run's name."""
         return self.record.name
+
+    @property
+    def created(self) -> dt.datetime | None:
+        """When it was first entered, once it is; None for a run that is not on record."""
+        return moment(self.record.created_us) if self.record.on_record else None
 
     @property
     def status(self) -> RunState:

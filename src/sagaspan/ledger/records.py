@@ -437,6 +437,7 @@ class CallInfo:
 class RunInfo:
     """A run as users see it; ``calls`` are in the order they were claimed, compensations among them.
 
+    ``created``: when it was first entered; ``started``: when it was entered last.
     ``locks``: the semantic locks it holds, also for the runs nested in it.
     ``completing``: its block has ended well, and what was deferred is being sent, or still to be. ``orphans``: ids of
     writes that were done before it was resumed and not asked for again.
@@ -461,6 +462,7 @@ class RunInfo:
     reopened: int
     traceparent: str | None
     owner: str
+    created: dt.datetime
     started: dt.datetime
     ended: dt.datetime | None
     namespace: str
@@ -541,6 +543,7 @@ def run_info(record: RunRecord, calls: tuple[CallInfo, ...] = (), locks: tuple[s
         reopened=record.generation,
         traceparent=record.traceparent,
         owner=record.owner,
+        created=moment(record.created_us),
         started=moment(record.started_us),
         ended=None if record.ended_us is None else moment(record.ended_us),
         namespace=record.namespace,

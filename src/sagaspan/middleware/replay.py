@@ -28,7 +28,8 @@ class ReplayMiddleware:
             raise RunClosed(
                 f"the run {call.run.id!r} is completed and is only replayed: the call of tool "
                 f"{call.tool.name!r} with these "
-                "arguments is not on record, so it did not run. Use a new run id, or reopen=True",
+                "arguments is not on record, so it did not run. Use a new run id; or start it over, with "
+                f"guard.run({call.run.name!r}, id={call.run.id!r}, reopen=True) around what calls it",
                 status=call.run.state,
             )
         return await call_next(call)

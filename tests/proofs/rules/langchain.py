@@ -12,6 +12,7 @@ _BRANCHES = "tests/adapters/langchain/test_branches.py::"
 _AGAIN = "tests/adapters/langchain/test_again.py::"
 _SUSPENDED = "tests/adapters/langchain/test_suspended.py::"
 _TASKS = "tests/adapters/langchain/test_tasks.py::"
+_TRAVEL = "tests/adapters/langchain/test_time_travel.py::"
 _INTERRUPTS = "tests/adapters/langchain/test_interrupts.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -174,7 +175,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 1",
         rule="New input after a crash of which the checkpoint knows nothing is the same turn: it repeats nothing.",
         file="adapters/sagaspan_langchain/_turns.py",
-        old="last if may_be_lost else None",
+        old="last if may_be_lost and conversations.is_interrupted(last) else None",
         new="None",
         tests=("tests/adapters/langchain/test_crashes.py::test_nor_does_one_that_is_killed_again_and_again",),
     ),
@@ -556,5 +557,101 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(
             "tests/adapters/langchain/test_models.py::test_a_running_count_of_an_abandoned_stream_is_not_what_it_cost",
         ),
+    ),
+    Rule(
+        section="design 3",
+        rule="Whoever goes on from a checkpoint goes on with the run that made it, not with the thread's last one.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="        return conversations.gone_on_with(self._guard, name, self._thread, turns, origin), None\n",
+        new="        return following if last is None else last.id, None\n",
+        tests=(
+            _TRAVEL + "test_a_checkpoint_of_an_earlier_turn_is_that_turn_s",
+            _TRAVEL + "test_an_answer_goes_to_the_turn_that_asked",
+            _TRAVEL + "test_a_held_turn_is_gone_on_with_after_another",
+            _TRAVEL + "test_two_agents_of_one_name_in_one_thread_are_kept_apart",
+        ),
+    ),
+    Rule(
+        section="design 3",
+        rule="A checkpoint says in which run it was made.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="        self.config = tasks.merged(self.config, origins.marks(self._run))\n",
+        new="",
+        tests=(_TRAVEL + "test_a_paused_turn_begun_again_in_its_middle_repeats_nothing",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What a person makes of a checkpoint is of the run of that one.",
+        file="adapters/sagaspan_langchain/_origins.py",
+        old='metadata.get("source") == "update" and before is not None:',
+        new="False:",
+        tests=(
+            _TRAVEL + "test_a_fork_of_a_paused_turn_is_that_turn",
+            _TRAVEL + "test_two_changes_by_hand_are_still_of_the_turn",
+        ),
+    ),
+    Rule(
+        section="design 3",
+        rule="A copy of a checkpoint says nothing of its run, and nothing runs rather than in another one.",
+        file="adapters/sagaspan_langchain/_origins.py",
+        old='metadata.get("source") == "fork" or ',
+        new="",
+        tests=(_TRAVEL + "test_a_copy_does_not_say_of_which_turn_it_is",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Nor does input that somebody gave by hand beside work that is under way.",
+        file="adapters/sagaspan_langchain/_origins.py",
+        old=' or (metadata.get("source") == "input" and before is not None)',
+        new="",
+        tests=(_TRAVEL + "test_nor_does_input_that_is_given_by_hand",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A run of the same id in another ledger is another run.",
+        file="adapters/sagaspan_langchain/_origins.py",
+        old="self.run_id == run.id and self.created == run.created.isoformat()",
+        new="self.run_id == run.id",
+        tests=(_TRAVEL + "test_a_run_of_another_ledger_is_not_gone_on_with",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Where a checkpointer keeps no metadata, nobody goes back to an earlier checkpoint.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old=" and tasks.named_in(self._states) is None):",
+        new="):",
+        tests=(_TRAVEL + "test_a_checkpointer_that_keeps_no_metadata_goes_on_at_the_end_alone",),
+    ),
+    Rule(
+        section="(a) 1",
+        rule="New input on an earlier checkpoint is the next turn, also after one that was interrupted.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="named in (None, tasks.named_in(head.config)) and ",
+        new="",
+        tests=(_TRAVEL + "test_so_it_is_after_a_turn_that_was_interrupted",),
+    ),
+    Rule(
+        section="(a) 1",
+        rule="What of a conversation is saved is seen at its end, whichever checkpoint the new input names.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="lost, await graph.aget_state(tasks.latest(turn._states))",
+        new="lost, await graph.aget_state(turn._states)",
+        tests=(_TRAVEL + "test_so_it_is_after_a_turn_that_was_interrupted",),
+    ),
+    Rule(
+        section="(a) 1",
+        rule="An attempt to go on where nothing is saved leaves the turn that was interrupted as it was.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="            return None, None  # there is nothing to go on from, as LangGraph will say: that is no turn\n",
+        new="            return following if last is None else last.id, None\n",
+        tests=(_TRAVEL + "test_nor_does_a_turn_get_lost_by_that",),
+    ),
+    Rule(
+        section="(a) 1",
+        rule="An answer to nothing that is saved is no resume of another agent's turn.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="        self._continues = False\n        return None\n",
+        new="        return seen\n",
+        tests=(_TRAVEL + "test_an_answer_where_nothing_is_saved_is_input",),
     ),
 )
