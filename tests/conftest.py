@@ -127,13 +127,20 @@ def sql(store_url: str) -> Sql:
             return done.fetchall() if done.description else []
 
     def on_mariadb(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        from sagaspan.stores._mariadb_connection import fetch
         from sagaspan.stores.mariadb import MariadbStore
 
-        with contextlib.closing(MariadbStore(store_url)._connect()) as connection, connection.cursor() as cursor:
-            cursor.execute(statement.replace("?", "%s"), tuple(values))
-            return list(cursor.fetchall())
+        with contextlib.closing(MariadbStore(store_url)._connect()) as connection:
+            return fetch(connection, statement, values)
 
     return {"sqlite": on_sqlite, "postgres": on_postgres, "mariadb": on_mariadb}[_ON]
+
+
+@pytest.fixture
+def recorded(sql: Sql) -> Callable[[], list[tuple[Any, ...]]]:
+    """All rows of this test's ledger in which something stands that was said to it."""
+    tables = ("runs", "calls", "approvals", "audit", "usage", "locks", "loops", "facts")
+    return lambda: [row for table in tables for row in sql(f'select * from "{table}"')]
 
 
 @pytest.fixture

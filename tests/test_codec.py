@@ -7,11 +7,10 @@ import hashlib
 import logging
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from sagaspan import (
 from sagaspan.cli import cli
 from sagaspan.keys import fingerprint, idempotency_key
 from sagaspan.testing import CrashPoint, World, assert_settled, crash_points
-from tests.conftest import Caller
+from tests.conftest import Caller, Sql
 
 DOCS = Path(__file__).parents[1] / "docs" / "encryption.md"
 EXAMPLES = dict(re.findall(r"<!-- runs: (\w+\.py) -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL))
@@ -65,22 +64,21 @@ def encrypting(store_url: str, codec: Any) -> Any:
         yield guard
 
 
-def rows(folder: Path, query: str) -> list[Any]:
-    connection = sqlite3.connect(folder / "ledger.db")
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()
-
-
-def check_clean(folder: Path, *texts: str, secrets: tuple[str, ...] = CANARIES) -> None:
-    """No file of the ledger, and none of ``texts``, holds a canary, or a hash that trying all values would find."""
+def check_clean(folder: Path, *texts: str, rows: Sequence[tuple[Any, ...]] = ()) -> None:
+    """No file of a ledger in ``folder``, none of ``texts`` and none of ``rows`` holds a canary."""
     files = {str(path): path.read_bytes() for path in folder.glob("ledger.db*")}
     files |= {f"text {number}": text.encode() for number, text in enumerate(texts)}
+    files |= {f"row {row}": b"\n".join(c if isinstance(c, bytes) else str(c).encode() for c in row) for row in rows}
     assert files
     for name, content in files.items():
-        for secret in secrets:
+        for secret in CANARIES:
             assert secret.encode() not in content, f"{secret!r} is in {name}"
+
+
+@pytest.fixture
+def clean(recorded: Callable[[], list[tuple[Any, ...]]], tmp_path: Path) -> Callable[..., None]:
+    """``check_clean`` of this test's ledger, wherever that is."""
+    return lambda *texts: check_clean(tmp_path, *texts, rows=recorded())
 
 
 def command(*arguments: str, store: str) -> str:
@@ -109,7 +107,7 @@ def test_the_examples_of_the_docs_run(tmp_path: Path) -> None:
 
 
 def test_a_canary_goes_through_every_path_and_is_nowhere(
-    encrypting: Guard, store_url: str, tmp_path: Path, caller: Caller
+    encrypting: Guard, store_url: str, clean: Callable[..., None], caller: Caller
 ) -> None:
     """Arguments, results, errors, undoing, deferred calls, inputs, outputs and notes; the command line says so."""
     card, token, said = CANARIES
@@ -163,11 +161,11 @@ def test_a_canary_goes_through_every_path_and_is_nowhere(
     for call in encrypting.calls.list(open=False):
         shown += [command("show", call.id, store=store_url), command("calls", "show", call.id, store=store_url)]
     shown += [command("calls", "list", "--all", *json, store=store_url) for json in ([], ["--json"])]
-    check_clean(tmp_path, *shown)
+    clean(*shown)
     assert all("encrypted" in text for text in shown[2:])
 
 
-def test_nothing_in_the_ledger_can_be_found_by_trying(encrypting: Guard, tmp_path: Path) -> None:
+def test_nothing_in_the_ledger_can_be_found_by_trying(encrypting: Guard, sql: Sql) -> None:
     """Keys and fingerprints of calls and inputs are keyed with what only the codec reads."""
     encrypting.tool("login", effect="write")(lambda pin: None)
     with encrypting.run("shop", id="a", input="1234"):
@@ -175,7 +173,7 @@ def test_nothing_in_the_ledger_can_be_found_by_trying(encrypting: Guard, tmp_pat
     guesses = {fingerprint(data) for data in (["pay", {"pin": "1234"}], "1234", {"pin": "1234"}, ["1234"])}
     key = idempotency_key("default", "run:a", "pay", fingerprint(["pay", {"pin": "1234"}]), 0)
     guesses |= {key} | {hashlib.sha256(text.encode()).hexdigest() for text in ("1234", '"1234"')}
-    recorded = rows(tmp_path, "select * from calls") + rows(tmp_path, "select * from runs")
+    recorded = sql("select * from calls") + sql("select * from runs")
     held = [str(value) for row in recorded for value in row]
     assert not [guess for guess in guesses if any(guess in value for value in held)]
 
@@ -190,12 +188,12 @@ def test_two_ledgers_of_one_codec_have_nothing_in_common(tmp_path: Path, codec: 
     assert len(keys) == 2
 
 
-def test_what_looks_encrypted_is_encrypted_too(encrypting: Guard, tmp_path: Path) -> None:
+def test_what_looks_encrypted_is_encrypted_too(encrypting: Guard, clean: Callable[..., None]) -> None:
     """A text of somebody's that starts as encrypted ones do is content like any other."""
     pay = encrypting.tool("pay", error_means="failed")(lambda: fail_with("$encrypted:" + CANARIES[0]))
     with pytest.raises(LookupError):
         pay()
-    check_clean(tmp_path)
+    clean()
     assert encrypting.calls.list(open=False)[0].error == "LookupError: <encrypted>"
 
 
@@ -203,7 +201,7 @@ def fail_with(text: str) -> None:
     raise LookupError(text)
 
 
-def test_redact_and_a_codec_go_together(encrypting: Guard, tmp_path: Path) -> None:
+def test_redact_and_a_codec_go_together(encrypting: Guard, clean: Callable[..., None]) -> None:
     """What is redacted is not there, also for who has the codec; the rest is encrypted."""
     pay = encrypting.tool("pay", effect="write", redact=["card", "result.token"])(
         lambda card, note: {"token": CANARIES[1], "id": 7}
@@ -213,7 +211,7 @@ def test_redact_and_a_codec_go_together(encrypting: Guard, tmp_path: Path) -> No
     (call,) = encrypting.runs.get("a").calls
     assert (call.args["note"], call.result["id"]) == (CANARIES[2], 7)
     assert str(call.args["card"]).startswith("<redacted")
-    check_clean(tmp_path)
+    clean()
 
 
 def test_a_guard_without_a_codec_pays_nothing(guard: Guard) -> None:
@@ -428,7 +426,7 @@ def test_a_deferred_call_waits_for_the_codec(worker: Any, store_url: str) -> Non
 
 
 def test_a_decision_is_not_written_in_clear_by_who_has_no_codec(
-    encrypting: Guard, store_url: str, tmp_path: Path
+    encrypting: Guard, store_url: str, clean: Callable[..., None]
 ) -> None:
     """Neither its result nor its note: a person's word counts with the guard that has the codec."""
     pay = encrypting.tool("pay", effect="write", error_means="unknown")(lambda: fail_with("gone"))
@@ -442,7 +440,7 @@ def test_a_decision_is_not_written_in_clear_by_who_has_no_codec(
         assert "would be written in clear" in str(refused.exception)
         assert "--app MODULE:GUARD" in str(refused.exception)
     assert encrypting.calls.resolve(call.id, "happened", note=CANARIES[1]).state == "done"
-    check_clean(tmp_path)
+    clean()
 
 
 def test_the_command_line_reads_with_the_codec_of_your_guard(
@@ -466,10 +464,10 @@ def test_the_command_line_reads_with_the_codec_of_your_guard(
 # -- another key -----------------------------------------------------------------------------------------------
 
 
-def test_a_guard_with_another_key_writes_nothing(shop: Shop, tmp_path: Path, caller: Caller) -> None:
+def test_a_guard_with_another_key_writes_nothing(shop: Shop, sql: Sql, caller: Caller) -> None:
     """It is told so, and what is there stays as it is, to be read with the right one."""
     shop.pays()
-    before = rows(tmp_path, "select * from calls"), rows(tmp_path, "select * from runs")
+    before = sql("select * from calls"), sql("select * from runs")
     guard, _ = shop.guard(FernetCodec(new_key()))
     other = caller.tool(guard, "other", effect="write")(lambda: pytest.fail("ran"))
 
@@ -487,14 +485,14 @@ def test_a_guard_with_another_key_writes_nothing(shop: Shop, tmp_path: Path, cal
         with pytest.raises(ConfigurationError, match="does not read"):
             guard.recover()
         assert guard.runs.get("a").calls[0].args == {"": "<encrypted>"}
-    assert (rows(tmp_path, "select * from calls"), rows(tmp_path, "select * from runs")) == before
+    assert (sql("select * from calls"), sql("select * from runs")) == before
     assert shop.undone == []
     guard, _ = shop.guard(shop.codec)
     with guard:
         assert guard.runs.get("a").calls[0].args == {"card": "c-1"}
 
 
-def test_what_no_key_reads_any_more_is_kept_and_not_repeated(store_url: str, tmp_path: Path) -> None:
+def test_what_no_key_reads_any_more_is_kept_and_not_repeated(store_url: str, sql: Sql) -> None:
     """The old key was dropped too early: no second call, no undo by guess, and all is well when it is back."""
     old, new = new_key(), new_key()
     shop = Shop(store_url, FernetCodec(old))
@@ -502,7 +500,7 @@ def test_what_no_key_reads_any_more_is_kept_and_not_repeated(store_url: str, tmp
     guard, _ = shop.guard(FernetCodec(f"{new} {old}"))
     with guard:
         guard.tool("other")(lambda: None)()  # the key of the fingerprints is under the new key now
-    recorded = rows(tmp_path, "select arguments from calls where tool = 'pay' order by seq")
+    recorded = sql("select arguments from calls where tool = 'pay' order by seq")
     guard, pay = shop.guard(FernetCodec(new))
     with guard:
         with pytest.raises(OutcomeUnknown, match="it is encrypted") as unread, guard.run("shop", id="a"):
@@ -511,7 +509,7 @@ def test_what_no_key_reads_any_more_is_kept_and_not_repeated(store_url: str, tmp
         with pytest.raises(CompensationFailed, match="a person must look: pay, pay"):
             guard.compensate("a")
     assert shop.undone == []
-    assert rows(tmp_path, "select arguments from calls where tool = 'pay' order by seq") == recorded
+    assert sql("select arguments from calls where tool = 'pay' order by seq") == recorded
     guard, _ = shop.guard(FernetCodec(f"{new} {old}"))
     with guard:
         guard.compensate("a")

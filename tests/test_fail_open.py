@@ -17,6 +17,7 @@ from sagaspan._compensation import compensation_of
 from sagaspan.ledger import fail_open
 from sagaspan.stores import sqlite
 from tests.conftest import Caller
+from tests.stores.wire import Wire
 
 
 class Shop:
@@ -55,9 +56,81 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fail_open, "RETRY_SECONDS", 0.0)
 
 
+class Outage:
+    """How this test's ledger comes to be out of reach; ``asked`` is how often it was asked meanwhile."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """The store takes no writes: somebody else writes to SQLite's file."""
+        with contextlib.closing(sqlite3.connect(self._file, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            yield
+            other.execute("rollback")
+
+    @contextlib.contextmanager
+    def gone(self, guard: Guard) -> Iterator[None]:
+        """The store cannot even be read."""
+        guard._store.close()
+        away = self._file.with_name("away.db")
+        self._file.rename(away)
+        self._file.mkdir()
+        try:
+            yield
+        finally:
+            self._file.rmdir()
+            away.rename(self._file)
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.url.removeprefix("sqlite:///"))
+
+    @contextlib.contextmanager
+    def counted(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+        """How often the store was asked to save something."""
+        asked: list[int] = []
+        write = sqlite._write
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite, "_write", lambda *how: (asked.append(1), write(*how))[1])
+            yield lambda: len(asked)
+
+
+class OutageOfServer(Outage):
+    """The network to a server is cut."""
+
+    def __init__(self, url: str) -> None:
+        self._wire = Wire(url)
+        super().__init__(self._wire.through(url))
+
+    def down(self) -> contextlib.AbstractContextManager[None]:
+        """Nobody is there."""
+        return self._wire.down()
+
+    def gone(self, guard: Guard) -> contextlib.AbstractContextManager[None]:
+        """The same."""
+        return self._wire.down()
+
+    @contextlib.contextmanager
+    def counted(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+        """How often somebody wanted to be let through."""
+        yield lambda: self._wire.refused
+
+
 @pytest.fixture
-def guard(store_url: str, provider: TracerProvider) -> Iterator[Guard]:
-    with Guard(store_url, fail_open=True, tracer_provider=provider) as guard:
+def outage(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Outage:
+    """How this test's ledger comes to be out of reach."""
+    if store_url.startswith("sqlite"):
+        return Outage(store_url)
+    kind = "mariadb" if store_url.startswith("mysql") else "postgres"
+    monkeypatch.setattr(f"sagaspan.stores.{kind}.WAIT_SECONDS", 0.1)
+    return OutageOfServer(store_url)
+
+
+@pytest.fixture
+def guard(outage: Outage, provider: TracerProvider) -> Iterator[Guard]:
+    with Guard(outage.url, fail_open=True, tracer_provider=provider) as guard:
         yield guard
 
 
@@ -66,18 +139,6 @@ def nowhere(tmp_path: Path, provider: TracerProvider) -> Guard:
     """A guard whose store can never be opened."""
     (tmp_path / "file").write_text("")
     return Guard(f"sqlite:///{tmp_path}/file/ledger.db", fail_open=True, tracer_provider=provider)
-
-
-@contextlib.contextmanager
-def down(tmp_path: Path) -> Iterator[None]:
-    """The store takes no writes."""
-    other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
-    other.execute("begin immediate")
-    try:
-        yield
-    finally:
-        other.execute("rollback")
-        other.close()
 
 
 def of_tools(spans: InMemorySpanExporter) -> list[tuple[str, bool, str | None]]:
@@ -158,7 +219,7 @@ def test_an_error_and_an_abort_leave_an_unrecorded_run_as_ever(nowhere: Guard, c
 
 
 def test_the_store_goes_down_in_the_middle(
-    guard: Guard, caller: Caller, tmp_path: Path, spans: InMemorySpanExporter
+    guard: Guard, caller: Caller, outage: Outage, spans: InMemorySpanExporter
 ) -> None:
     """Before, it is recorded; meanwhile reads are not and writes are refused; afterwards it is recorded again."""
     shop = Shop(guard, caller)
@@ -166,7 +227,7 @@ def test_the_store_goes_down_in_the_middle(
     async def job() -> None:
         async with caller.run(guard, id="a"):
             await caller.call(shop.look, "before")
-            with down(tmp_path):
+            with outage.down():
                 assert await caller.call(shop.look, "meanwhile") == "seen meanwhile"
                 with pytest.raises(StoreUnavailable):
                     await caller.call(shop.pay, "meanwhile")
@@ -181,15 +242,15 @@ def test_the_store_goes_down_in_the_middle(
     assert [outcome for _, _, outcome in of_tools(spans)] == ["executed", "unrecorded", None, "executed", "executed"]
 
 
-def test_a_run_that_only_read_is_left_while_the_store_is_down(guard: Guard, caller: Caller, tmp_path: Path) -> None:
+def test_a_run_that_only_read_is_left_while_the_store_is_down(guard: Guard, caller: Caller, outage: Outage) -> None:
     """That its end cannot be recorded is no failure of its agent; recovery ends it later, and undoes nothing."""
     shop = Shop(guard, caller)
 
     async def job() -> None:
-        with contextlib.ExitStack() as outage:
+        with contextlib.ExitStack() as meanwhile:
             async with caller.run(guard, id="a"):
                 await caller.call(shop.look, "o-1")
-                outage.enter_context(down(tmp_path))
+                meanwhile.enter_context(outage.down())
 
     caller.play(job)
     assert guard.runs.get("a").status == "running"
@@ -197,37 +258,25 @@ def test_a_run_that_only_read_is_left_while_the_store_is_down(guard: Guard, call
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_run_that_wrote_is_not_left_in_silence(guard: Guard, caller: Caller, tmp_path: Path, nested: bool) -> None:
+def test_a_run_that_wrote_is_not_left_in_silence(guard: Guard, caller: Caller, outage: Outage, nested: bool) -> None:
     """Its end decides what is undone, so it must be known."""
     shop = Shop(guard, caller)
 
     async def job() -> None:
-        with contextlib.ExitStack() as outage, pytest.raises(StoreUnavailable):
+        with contextlib.ExitStack() as meanwhile, pytest.raises(StoreUnavailable):
             async with caller.run(guard, id="a"):
                 if nested:
                     async with caller.run(guard, "inner"):
                         await caller.call(shop.pay, "o-1")
                 else:
                     await caller.call(shop.pay, "o-1")
-                outage.enter_context(down(tmp_path))
+                meanwhile.enter_context(outage.down())
 
     caller.play(job)
 
 
-@contextlib.contextmanager
-def gone(guard: Guard, tmp_path: Path) -> Iterator[None]:
-    """The store cannot even be read."""
-    guard._store.close()
-    (tmp_path / "ledger.db").rename(tmp_path / "away.db")
-    (tmp_path / "ledger.db").mkdir()
-    try:
-        yield
-    finally:
-        (tmp_path / "ledger.db").rmdir()
-        (tmp_path / "away.db").rename(tmp_path / "ledger.db")
-
-
-def test_a_resumed_run_reads_on(guard: Guard, caller: Caller, tmp_path: Path) -> None:
+@pytest.mark.of_sqlite("can be read while it cannot be written to")
+def test_a_resumed_run_reads_on(guard: Guard, caller: Caller, outage: Outage) -> None:
     """What was recorded is answered from the ledger while that can be read; other reads run unrecorded."""
     shop = Shop(guard, caller)
 
@@ -236,10 +285,10 @@ def test_a_resumed_run_reads_on(guard: Guard, caller: Caller, tmp_path: Path) ->
             await caller.call(shop.look, "old")
             run.pause()
         async with caller.run(guard, id="a"):
-            with down(tmp_path):
+            with outage.down():
                 assert await caller.call(shop.look, "old") == "seen old"
                 assert await caller.call(shop.look, "new") == "seen new"
-            with gone(guard, tmp_path):
+            with outage.gone(guard):
                 assert await caller.call(shop.look, "newest") == "seen newest"
                 with pytest.raises(StoreUnavailable):
                     await caller.call(shop.pay, "newest")
@@ -249,7 +298,7 @@ def test_a_resumed_run_reads_on(guard: Guard, caller: Caller, tmp_path: Path) ->
     assert guard.runs.get("a").status == "completed"
 
 
-def test_a_completed_run_is_only_replayed_also_then(guard: Guard, caller: Caller, tmp_path: Path) -> None:
+def test_a_completed_run_is_only_replayed_also_then(guard: Guard, caller: Caller, outage: Outage) -> None:
     """A replay runs nothing: what cannot be looked up is an error."""
     shop = Shop(guard, caller)
 
@@ -257,7 +306,7 @@ def test_a_completed_run_is_only_replayed_also_then(guard: Guard, caller: Caller
         for _ in range(2):
             async with caller.run(guard, id="a") as run:
                 if run.replaying:
-                    with gone(guard, tmp_path), pytest.raises(StoreUnavailable):
+                    with outage.gone(guard), pytest.raises(StoreUnavailable):
                         await caller.call(shop.look, "old")
                 assert await caller.call(shop.look, "old") == "seen old"
 
@@ -348,26 +397,21 @@ def test_a_body_whose_own_store_is_down_is_not_run_twice(guard: Guard, nowhere: 
 
 
 def test_while_it_is_down_reads_do_not_wait_for_it_each(
-    guard: Guard, caller: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guard: Guard, caller: Caller, outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After one failure the store is left alone for a while, and then asked again."""
     shop = Shop(guard, caller)
     monkeypatch.setattr(fail_open, "RETRY_SECONDS", 3600.0)
-    asked: list[int] = []
-    write = sqlite._write
-
-    def counted(*how: Any) -> None:
-        asked.append(1)
-        write(*how)
 
     async def job() -> None:
         async with caller.run(guard, id="a"):
             await caller.call(shop.look, "before")
-            with down(tmp_path):
-                monkeypatch.setattr(sqlite, "_write", counted)
-                for n in range(5):
+            with outage.down(), outage.counted(monkeypatch) as asked:
+                await caller.call(shop.look, "o-0")
+                first = asked()
+                for n in range(1, 5):
                     await caller.call(shop.look, f"o-{n}")
-            assert len(asked) == 1
+                assert (first > 0, asked() - first) == (True, 0)
             guard._engine.outage._until = 0.0
             await caller.call(shop.look, "after")
 

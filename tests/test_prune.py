@@ -458,7 +458,7 @@ def prune(store_url: str) -> Callable[..., Any]:
 
 
 def test_the_command(
-    guard: Guard, shop: Shop, prune: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guard: Guard, shop: Shop, prune: Callable[..., Any], store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts first if asked, then forgets, says what stays and why, and how the room is given back."""
     monkeypatch.setattr(sqlite, "PRIMED_BYTES", 1_000_000)  # so that there is room, also without thousands of calls
@@ -478,7 +478,7 @@ def test_the_command(
         "Kept 1 with a business key that somebody may rely on; --forget-keys forgets them too.",
     ]
     assert "new when they come again" in done.output
-    assert "sagaspan prune --vacuum" in done.output
+    assert ("sagaspan prune --vacuum" in done.output) == store_url.startswith("sqlite")  # a server keeps its own house
     answer = json.loads(prune("--older-than", "0s", "--forget-keys", "--json", "--yes").output)
     assert (answer["runs"], answer["calls"], answer["kept"]) == (1, 1, {})
     assert prune("--older-than", "soon").exit_code == 2

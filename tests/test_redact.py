@@ -28,7 +28,7 @@ from sagaspan import (
 )
 from sagaspan._secret import path_for
 from sagaspan.cli import cli
-from tests.conftest import Caller, Sql
+from tests.conftest import Caller
 from tests.servers import Postgres
 
 CANARY = '4111-canary/1111 "quoted" é'
@@ -54,12 +54,11 @@ def check_clean(folder: Path, *texts: str, rows: Sequence[tuple[Any, ...]] = ())
 
 
 @pytest.fixture
-def clean(sql: Sql, tmp_path: Path) -> Callable[..., None]:
+def clean(recorded: Callable[[], list[tuple[Any, ...]]], tmp_path: Path) -> Callable[..., None]:
     """``check_clean`` of this test's folder and of all that its ledger holds, wherever that is."""
-    tables = ("runs", "calls", "approvals", "audit", "usage", "locks", "loops", "facts")
 
     def check(*texts: str) -> None:
-        check_clean(tmp_path, *texts, rows=[row for table in tables for row in sql(f'select * from "{table}"')])
+        check_clean(tmp_path, *texts, rows=recorded())
 
     return check
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sagaspan import (
     StoreError,
 )
 from sagaspan.cli import cli
+from tests.conftest import Sql
 
 DAMAGED = {
     "broken JSON": '{"order":',
@@ -35,20 +37,33 @@ DAMAGED = {
     "a huge number": "9" * 5000,
     "no JSON": "\x00\x1b[31m",
 }
+_CHECKS = "select conname, pg_get_constraintdef(oid) from pg_constraint where contype = 'c' and conrelid = ?::regclass"
 
 
 @pytest.fixture
-def poison(tmp_path: Path) -> Callable[..., None]:
+def poison(store_url: str, sql: Sql) -> Callable[..., None]:
     """Change rows of the ledger behind the library's back, checks and all."""
 
-    def poison(statement: str, *values: object) -> None:
-        connection = sqlite3.connect(tmp_path / "ledger.db")
-        connection.execute("pragma ignore_check_constraints = on")
-        with connection:
+    def on_sqlite(statement: str, values: Sequence[object]) -> None:
+        with contextlib.closing(sqlite3.connect(store_url.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute("pragma ignore_check_constraints = on")
             assert connection.execute(statement, values).rowcount >= 1
-        connection.close()
 
-    return poison
+    def on_postgres(statement: str, values: Sequence[object]) -> None:
+        table = statement.split()[1]
+        checks = sql(_CHECKS, (table,))
+        for name, _ in checks:
+            sql(f"alter table {table} drop constraint {name}")
+        readable = [value.replace("\x00", "") if isinstance(value, str) else value for value in values]
+        assert sql(f"{statement} returning 1", readable)  # no text there has a NUL
+        for name, definition in checks:
+            sql(f"alter table {table} add constraint {name} {definition} not valid")
+
+    def on_mariadb(statement: str, values: Sequence[object]) -> None:
+        sql(f"set statement check_constraint_checks = 0 for {statement}", values)
+
+    kinds = {"sqlite": on_sqlite, "postgresql": on_postgres, "mysql": on_mariadb}
+    return lambda statement, *values: kinds[store_url.partition(":")[0]](statement, values)
 
 
 class Shop:
@@ -221,22 +236,20 @@ def test_a_compensation_that_nobody_registered(
     check_the_others_are_fine(program)
 
 
-def test_a_request_in_a_state_that_nobody_knows(store_url: str) -> None:
+def test_a_request_in_a_state_that_nobody_knows(store_url: str, poison: Callable[..., None]) -> None:
     """It permits nothing, and the audit names it."""
     guard = Guard(store_url, approver="inbox")
     pay = guard.tool("pay", approve=True)(lambda: None)
     with pytest.raises(ApprovalPending), guard.run(id="a"):
         pay()
-    with sqlite3.connect(store_url.removeprefix("sqlite:///")) as ledger:
-        ledger.execute("pragma ignore_check_constraints = on")
-        ledger.execute("update approvals set state = 'bogus'")
-    ledger.close()
+    poison("update approvals set state = 'bogus'")
     (finding,) = guard.audit.verify().findings
     assert "it is bogus, and its history ends with pending" in str(finding)
     with pytest.raises(SagaspanError), guard.run(id="a"):
         pay()
 
 
+@pytest.mark.of_sqlite("a server has no text that is none")
 def test_text_that_is_no_utf_8(
     guard: Guard, shop: Shop, poison: Callable[..., None], program: Callable[..., Any]
 ) -> None:

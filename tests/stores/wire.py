@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 
@@ -17,7 +18,7 @@ class Wire:
     def __init__(self, url: str) -> None:
         self.at = b""
         self.when = "after"
-        self.cuts = 0
+        self.cuts = self.refused = 0
         self.is_down = False
         self._server = _place(url)
         self._door = socket.create_server(("127.0.0.1", 0))
@@ -41,8 +42,21 @@ class Wire:
     def lead_to(self, url: str) -> None:
         """From here on to the server of that URL, as after a fail-over; who was connected to the other is cut off."""
         self._server = _place(url)
+        self._cut_off()
+
+    def _cut_off(self) -> None:
         for end in self._ends:
             _end(end)
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """For the block nobody is let through, and who was is cut off."""
+        self.is_down = True
+        self._cut_off()
+        try:
+            yield
+        finally:
+            self.is_down = False
 
     def close(self) -> None:
         """Let nobody through any more."""
@@ -57,6 +71,7 @@ class Wire:
             except OSError:
                 return
             if self.is_down:
+                self.refused += 1
                 client.close()
                 continue
             self._ends.append(client)
