@@ -13,12 +13,13 @@ import contextvars
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from sagaspan import _clock as clock
+from sagaspan._threads import threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,7 +121,7 @@ class _StepEnded(asyncio.Future[T]):
 
 
 class AsyncioBackend:
-    """Ledger steps run on their own executor, tool bodies on the loop or on threads."""
+    """Ledger steps run on threads of their own, tool bodies on the loop or each on its thread."""
 
     is_async = True
 
@@ -143,7 +144,7 @@ class AsyncioBackend:
             with contextlib.suppress(RuntimeError):  # the loop is closed by now: nobody waits any more
                 loop.call_soon_threadsafe(tell)
 
-        _ledger_executor(os.getpid()).submit(run)
+        threads().submit(run)
         interrupted = None
         try:
             await step_ended
@@ -252,13 +253,8 @@ def _value_of(body: Future[Any] | asyncio.Future[Any], timed_out: bool, watch: W
 def _give_up(body: Future[Any] | asyncio.Future[Any], watch: Watch) -> None:
     """Nobody waits for ``body`` any more; what it still says is evidence."""
     watch.given_up()
-    executor = _ledger_executor(os.getpid())  # the end may be told on an event loop, where nothing is recorded
-
-    def ended(body: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the interpreter is going away
-            executor.submit(watch.ended, body)
-
-    body.add_done_callback(ended)
+    # The end may be told on an event loop, where nothing is recorded.
+    body.add_done_callback(lambda body: threads().submit(partial(watch.ended, body)))
 
 
 def _in_thread(body: Body) -> Future[Any]:
@@ -354,8 +350,3 @@ def private_loop() -> PrivateLoop:
 def _forget_loop(loop: PrivateLoop) -> None:
     if _loops.get(os.getpid()) is loop:
         del _loops[os.getpid()]
-
-
-@cache
-def _ledger_executor(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - the key of the cache
-    return ThreadPoolExecutor(max_workers=8, thread_name_prefix="sagaspan-ledger")
