@@ -8,11 +8,42 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from langgraph.types import StateSnapshot
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import Command, StateSnapshot
 
 from sagaspan import Guard, Run, RunClosed, RunConflict, RunInfo, RunState
 from sagaspan_langchain._origins import Origin
+
+
+def is_to_go_on(asked: Any) -> bool:
+    """Whether an invocation with the input ``asked`` means to go on, rather than to begin."""
+    return asked is None or (isinstance(asked, Command) and asked.resume is not None)
+
+
+def may_go_on(asked: Any, config: RunnableConfig) -> bool:
+    """Whether it may go on for LangGraph all the same, as the checkpoint will tell."""
+    return isinstance(asked, Command) or _request_of(config) is not None
+
+
+def begins_at(asked: Any, config: RunnableConfig, snapshot: StateSnapshot) -> bool:
+    """Whether LangGraph begins at this checkpoint; else it does again what was under way there.
+
+    That it does for every ``Command``, if only to change the state, and for input that is given again under the id of
+    its request, as its server does after a crash.
+    """
+    if asked is None:
+        return False
+    if snapshot.created_at is None:
+        return True
+    if isinstance(asked, Command):
+        return asked.resume is None and not snapshot.next
+    return bool(_request_of(config) != _request_of({"metadata": dict(snapshot.metadata or {})}))
+
+
+def _request_of(config: RunnableConfig) -> Any:
+    return config.get("metadata", {}).get("run_id")
 
 
 def next_turn(thread: str, turns: Sequence[RunInfo]) -> str:

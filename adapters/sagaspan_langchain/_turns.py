@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self, TypeVar
@@ -22,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
-from langgraph.types import Command, StateSnapshot
+from langgraph.types import StateSnapshot
 
 from sagaspan import Budget, Run, RunInfo, RunInProgress, StoreUnavailable
 from sagaspan.adapters import task_here
@@ -68,14 +69,15 @@ class Turn:
         thread = seen.get("configurable", {}).get("thread_id")
         self._thread = None if thread is None else str(thread)
         self._place = tasks.place_of(seen, graph) if self._nested and guard.current_run() is None else None
-        if self._place is None:
-            self._continues = asked is None or (isinstance(asked, Command) and asked.resume is not None)
-            saver = getattr(graph, "checkpointer", None)
-        else:
-            self._continues, saver = tasks.is_resuming(seen), tasks.checkpointer_of(seen)
+        saver = getattr(graph, "checkpointer", None) if self._place is None else tasks.checkpointer_of(seen)
         self._saver = saver if self._thread is not None and isinstance(saver, BaseCheckpointSaver) else None
         self._has_history = self._saver is not None
-        self._may_begin = asked is not None and self._place is None
+        if self._place is not None:
+            self._continues, self._begins_at = tasks.is_resuming(seen), None
+        else:
+            is_seen = self._has_history and not self._nested
+            self._continues = conversations.is_to_go_on(asked) or (is_seen and conversations.may_go_on(asked, seen))
+            self._begins_at = functools.partial(conversations.begins_at, asked, seen)
         self._states: RunnableConfig = (config or {}) if self._place is None else tasks.at(seen, self._place)
         self._watch = _Watch()
         self._run: Run
@@ -150,8 +152,8 @@ class Turn:
         return self._saver if self._goes_on and self._place is None and self._opening.run_id is None else None
 
     def _gone_on_from(self, seen: checkpoints.Seen) -> checkpoints.Seen | None:
-        """The checkpoint to go on from; where there is none, an answer is input like other, and begins a turn."""
-        if seen.snapshot.created_at is not None or not self._may_begin:
+        """The checkpoint to go on from; None if what was asked begins a turn there."""
+        if self._begins_at is None or not self._begins_at(seen.snapshot):
             return seen
         self._continues = False
         return None

@@ -151,8 +151,9 @@ async def test_a_turn_that_was_rolled_back_is_not_gone_on_with(guard: Guard, wor
     if turn == 2:
         await go(agent, way, ask(), on("t"))
     for at in (before(agent, "model"), before(agent, "tools")):
-        with pytest.raises(RunClosed, match=r"new input.*guard.run\('LangGraph', id='t/1', reopen=True\)"):
-            await go(agent, way, None, at)
+        for given in (None, Command(resume="yes"), Command(update=ask("hurry"))):
+            with pytest.raises(RunClosed, match=r"new input.*guard.run\('LangGraph', id='t/1', reopen=True\)"):
+                await go(agent, way, given, at)
     assert world == ["A", "undone"]
     assert turns(guard)["t/1"] == "compensated"
 
@@ -471,3 +472,47 @@ def test_a_checkpointer_that_keeps_no_metadata_goes_on_at_the_end_alone(guard: G
         agent.invoke(None, before(agent, "tools"))
     agent.invoke(Command(resume="yes"), on("t"))
     assert (world, turns(guard)) == (["A", "A"], {"t/1": "completed", "t/2": "completed"})
+
+
+# -- what goes on, too -----------------------------------------------------------------------------------------
+
+
+def asking(world: World) -> Any:
+    """A graph whose one node pays and then asks, so that it pays again whenever it goes on."""
+
+    @tool
+    def pay(to: str) -> str:
+        """Pay."""
+        world.append(to)
+        return to
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("works", lambda state: pay.invoke({"to": "A"}) and interrupt("?") and None)
+    graph.add_node("checks", lambda state: pay.invoke({"to": "B"}) and None)
+    graph.add_edge(START, "works")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+@WAYS
+async def test_a_command_without_an_answer_goes_on_too(guard: Guard, world: World, way: str) -> None:
+    """LangGraph does again what had paused, whatever else it is told; where nothing is left to do, it is a turn."""
+    agent = guard.wrap(asking(world), POLICIES)
+    await go(agent, way, ask(), on("t"))
+    await go(agent, way, Command(update=ask("hurry")), on("t"))
+    assert (world, turns(guard)) == (["A"], {"t/1": "paused"})
+    await go(agent, way, Command(resume="yes"), on("t"))
+    assert (world, turns(guard)) == (["A"], {"t/1": "completed"})
+    await go(agent, way, Command(goto="checks"), on("t"))
+    assert (world, turns(guard)) == (["A", "B"], {"t/1": "completed", "t/2": "completed"})
+
+
+@WAYS
+async def test_so_does_input_that_is_given_again_under_the_id_of_its_run(guard: Guard, world: World, way: str) -> None:
+    """As LangGraph's server does after a crash: the input is not taken again, so it is no turn of its own."""
+    agent = guard.wrap(asking(world), POLICIES)
+    config = {**on("t"), "metadata": {"run_id": "r-1"}}
+    await go(agent, way, ask(), config)
+    await go(agent, way, ask(), config)
+    assert (world, turns(guard)) == (["A"], {"t/1": "paused"})
+    await go(agent, way, ask(), {**on("t"), "metadata": {"run_id": "r-2"}})
+    assert (world, turns(guard)) == (["A", "A"], {"t/1": "paused", "t/2": "paused"})

@@ -654,4 +654,20 @@ RULES: Final[tuple[Rule, ...]] = (
         new="        return seen\n",
         tests=(_TRAVEL + "test_an_answer_where_nothing_is_saved_is_input",),
     ),
+    Rule(
+        section="design 3",
+        rule="A command that only changes the state goes on with the turn that is under way, as LangGraph does.",
+        file="adapters/sagaspan_langchain/_conversations.py",
+        old="asked.resume is None and not snapshot.next",
+        new="asked.resume is None",
+        tests=(_TRAVEL + "test_a_command_without_an_answer_goes_on_too",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Input that is given again under the id of its request is no turn of its own.",
+        file="adapters/sagaspan_langchain/_conversations.py",
+        old='    return bool(_request_of(config) != _request_of({"metadata": dict(snapshot.metadata or {})}))\n',
+        new="    return True\n",
+        tests=(_TRAVEL + "test_so_does_input_that_is_given_again_under_the_id_of_its_run",),
+    ),
 )
