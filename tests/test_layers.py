@@ -20,8 +20,8 @@ BASE = {
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_sameness", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
-    "_metrics", "_middleware", "_signals", "_spans", "redaction", "_gates", "approvers", "_console", "rules",
-    "_observed", "_reading", "_waiting", "_call_content",
+    "_metrics", "_middleware", "_repeats", "_signals", "_spans", "redaction", "_gates", "approvers", "_console",
+    "rules", "_observed", "_reading", "_waiting", "_call_content",
 }  # fmt: skip
 ALLOWED = {
     "exceptions": set(),
@@ -56,6 +56,7 @@ ALLOWED = {
     "_call_content": {"codecs", "semconv", "_spans", "redaction"},
     "_waiting": {"semconv", "_call", "_context", "_spans", "ledger.records"},
     "_run_spans": {"exceptions", "semconv", "_backends", "_clock", "_metrics", "_spans", "ledger.records"},
+    "_repeats": {"_fork"},
     "_signals": {"loops", "_fork", "keys", "ledger.records", "ledger.store"},
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "_engine", "_run", "middleware.loop", "ledger.records"},
@@ -103,6 +104,7 @@ ALLOWED = {
         "exceptions",
         "amounts",
         "_frozen",
+        "_repeats",
         "_signals",
         "_backends",
         "_compensation",

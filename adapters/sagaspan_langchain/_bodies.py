@@ -41,8 +41,8 @@ class Invocation:
 invocation_in_force: ContextVar[Invocation | None] = ContextVar("sagaspan_langchain_invocation", default=None)
 
 
-asked_in_task: ContextVar[list[Any] | None] = ContextVar("sagaspan_langchain_asked", default=None)
-"""Where the calls of the task in force are noted."""
+is_of_message: ContextVar[bool] = ContextVar("sagaspan_langchain_of_message", default=False)
+"""Whether the task in force makes the calls of a message: run again it makes the same, whatever became of them."""
 
 
 edited_in_task: ContextVar[dict[str, dict[str, Any]] | None] = ContextVar("sagaspan_langchain_edited", default=None)
@@ -113,7 +113,7 @@ class BodyCall:
     def judged(self, run: Run | None) -> Iterator[None]:
         """Note a critical failure before LangChain's error handling sees it: that must not swallow it."""
         suspended.check(run, self)
-        token = asked_in_task.set(None)  # what the body calls is not asked for again where its answer is on record
+        token = is_of_message.set(False)  # what the body calls is its own matter
         try:
             with hearing() as self.heard:
                 yield
@@ -127,7 +127,7 @@ class BodyCall:
                 raise error from error.__cause__
             raise
         finally:
-            asked_in_task.reset(token)
+            is_of_message.reset(token)
 
     def delivered(self, value: Any) -> Any:
         """What LangChain goes on with: the body's own object, a rebuilt recorded one, or its failure as data."""

@@ -52,7 +52,11 @@ async def atake_up(run: Run | None, graph: Any, config: RunnableConfig | None) -
 
 
 def _take_up(run: Run, found: Seen, where: RunnableConfig) -> None:
-    run.answered_elsewhere(answered(found.snapshot), is_over=_made_within(found, where))
+    is_over = _made_within(found, where)
+    if is_over is not None:
+        run.tasks_are_over(is_over)
+    if run.goes_on_from_before:
+        run.answered_elsewhere(answered(found.snapshot), is_over=is_over)
 
 
 def _made_within(found: Seen, where: RunnableConfig) -> Callable[[str], bool] | None:
@@ -77,7 +81,7 @@ def _made_within(found: Seen, where: RunnableConfig) -> Callable[[str], bool] | 
 
 
 def _where(run: Run | None, graph: Any, config: RunnableConfig | None) -> RunnableConfig | None:
-    if run is None or not run.goes_on_from_before:
+    if run is None:
         return None
     seen = tasks.in_force(getattr(graph, "config", None), config)
     place = tasks.place_of(seen, graph) if tasks.is_nested(seen) and tasks.is_resuming(seen) else None

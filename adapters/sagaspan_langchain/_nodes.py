@@ -22,7 +22,7 @@ from sagaspan.adapters import Question, approver_here
 from sagaspan_langchain import _approvals as approvals
 from sagaspan_langchain import _compat_tasks as tasks
 from sagaspan_langchain._approvals import Answers, Asked, Decision, Gated
-from sagaspan_langchain._bodies import asked_in_task, body_behind, is_beside
+from sagaspan_langchain._bodies import body_behind, is_beside, is_of_message
 from sagaspan_langchain._marks import guard_of
 
 
@@ -77,7 +77,7 @@ def _gated(
 
 
 def _is_asked_elsewhere(guard: Guard) -> bool:
-    if approver_here.get() is not None or asked_in_task.get() is not None:
+    if approver_here.get() is not None or is_of_message.get():
         return True
     return guard.current_call() is not None and is_beside.get()
 

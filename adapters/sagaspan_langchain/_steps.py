@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from langgraph.prebuilt import ToolNode
 
@@ -19,11 +18,9 @@ from sagaspan_langchain import _compat
 from sagaspan_langchain import _compat_tasks as tasks
 from sagaspan_langchain._approvals import Action, Step
 from sagaspan_langchain._asking import aask, ask
-from sagaspan_langchain._bodies import asked_in_task, body_behind, edited_in_task, is_beside
+from sagaspan_langchain._bodies import body_behind, edited_in_task, is_beside, is_of_message
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._revised import with_message
-
-_of_tasks: WeakKeyDictionary[Run, dict[str, list[Any]]] = WeakKeyDictionary()
 
 
 def run_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool) -> Any:
@@ -92,21 +89,17 @@ def _answered_by(step: Step) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _task(node: ToolNode, given: Any, config: Any) -> Iterator[None]:
-    """One execution of a task: the calls that an earlier one made in this run are asked for again, not anew."""
-    run, task = _run_of(node), tasks.task_of(config)
-    if run is None or task is None:
+    """One execution of a task: the calls are those of a message, whoever made them before."""
+    if _run_of(node) is None or tasks.task_of(config) is None:
         yield
         return
-    of_run = _of_tasks.setdefault(run, {})
-    run.asks_again(of_run.get(task, ()))
-    token = asked_in_task.set(of_run.setdefault(task, []))
+    token = is_of_message.set(True)
     beside = is_beside.set(_asks_elsewhere(node, given))
-    of_run[task].clear()
     try:
         yield
     finally:
         is_beside.reset(beside)
-        asked_in_task.reset(token)
+        is_of_message.reset(token)
 
 
 def _asks_elsewhere(node: ToolNode, given: Any) -> bool:

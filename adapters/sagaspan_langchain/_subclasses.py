@@ -26,8 +26,8 @@ from sagaspan_langchain._bodies import (
     Body,
     BodyCall,
     Invocation,
-    asked_in_task,
     invocation_in_force,
+    is_of_message,
     keeps_functions,
     kept_function,
 )
@@ -147,14 +147,14 @@ def _body_run(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
     def _run(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
         call = BodyCall(body=body, run=functools.partial(original, _unguarded(tool, self)))
         arguments, invoke = call.prepare(args, kwargs)
-        asked = asked_in_task.get()
+        is_same = is_of_message.get()
         with call.judged(guard.current_run()):
             value = guard.call_tool(
                 body.tool,
                 arguments,
                 invoke,
                 tool_call_id=call.invocation.tool_call_id,
-                asked=asked,
+                is_same=is_same,
                 branch=branch_here(),
                 span=span_of(tool.name),
             )
@@ -170,14 +170,14 @@ def _body_arun(guard: Guard, tool: BaseTool, body: Body) -> Callable[..., Any]:
     async def _arun(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
         call = BodyCall(body=body, run=functools.partial(original, _unguarded(tool, self)))
         arguments, invoke = call.prepare(args, kwargs)
-        asked = asked_in_task.get()
+        is_same = is_of_message.get()
         with call.judged(guard.current_run()):
             value = await guard.acall_tool(
                 body.tool,
                 arguments,
                 invoke,
                 tool_call_id=call.invocation.tool_call_id,
-                asked=asked,
+                is_same=is_same,
                 branch=branch_here(),
                 span=span_of(tool.name),
             )

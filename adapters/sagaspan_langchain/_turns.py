@@ -26,13 +26,14 @@ from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 from langgraph.types import StateSnapshot
 
 from sagaspan import Budget, Run, RunInfo, RunInProgress, StoreUnavailable
-from sagaspan.adapters import task_here
+from sagaspan.adapters import execution_here, task_here
 from sagaspan_langchain import _branches as branches
 from sagaspan_langchain import _checkpoints as checkpoints
 from sagaspan_langchain import _compat_tasks as tasks
 from sagaspan_langchain import _conversations as conversations
 from sagaspan_langchain import _errors as errors
 from sagaspan_langchain import _origins as origins
+from sagaspan_langchain._executions import Executions, executions_here
 from sagaspan_langchain._reach import Scope
 from sagaspan_langchain._suspended import provider_failed
 
@@ -80,6 +81,7 @@ class Turn:
             self._begins_at = functools.partial(conversations.begins_at, asked, seen)
         self._states: RunnableConfig = (config or {}) if self._place is None else tasks.at(seen, self._place)
         self._watch = _Watch()
+        self._executions = Executions.here(guard)
         self._run: Run
         self._branch: branches.Branch
         # Inside another graph's node it is that graph that pauses, and its own watch that sees it.
@@ -216,7 +218,12 @@ class Turn:
 
     def _go_on(self, seen: checkpoints.Seen | None) -> None:
         """Take up a run where its checkpoint stands: what that answers is not asked again, so an equal call is new."""
-        if seen is not None and self._run.resumed and self._run not in _counted:
+        if seen is None:
+            return
+        is_over = checkpoints.ended_tasks(seen, self._states)
+        if is_over is not None:
+            self._run.tasks_are_over(is_over)
+        if self._run.resumed and self._run not in _counted:
             _counted.add(self._run)
             # Of a run that others are in, too, the checkpoint says nothing but what the model was answered.
             before = checkpoints.ended_steps(seen.snapshot) if self._joined is None else None
@@ -224,7 +231,7 @@ class Turn:
                 checkpoints.answered(seen.snapshot),
                 checkpoints.answers_until(seen.snapshot),
                 before=before,
-                is_over=checkpoints.ended_tasks(seen, self._states),
+                is_over=is_over,
             )
 
     # -- while it runs -----------------------------------------------------------------------------------------
@@ -253,15 +260,16 @@ class Turn:
 
     @contextlib.contextmanager
     def _saying_tasks(self) -> Iterator[None]:
-        """Where a checkpoint may answer for a task, each call says in which it is made."""
-        if not self._has_history:
-            yield
-            return
-        token = task_here.set(tasks.path_here)
+        """Each call knows in which task it is made, and says so on record where a checkpoint may answer for that."""
+        executions, execution = executions_here.set(self._executions), execution_here.set(tasks.path_here)
+        task = task_here.set(tasks.path_here) if self._has_history else None
         try:
             yield
         finally:
-            task_here.reset(token)
+            if task is not None:
+                task_here.reset(task)
+            execution_here.reset(execution)
+            executions_here.reset(executions)
 
     # -- how it ends -------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, Tracer
 from sagaspan._backends import Backend, Finished
 from sagaspan._compensation import Compensation
 from sagaspan._frozen import quick, replaced
+from sagaspan._repeats import Asked
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
 from sagaspan.amounts import Unit
@@ -59,7 +60,8 @@ class Call:
     ``under`` is the id of the run under whose locks it works, if any: of a call that a compensation makes, the run that
     is undone. ``purse`` are the scopes of its runs with their budgets, ``signals`` what its run's
     calls brought of late. ``model`` is set where the call is one of a model, not of a tool. ``task`` is the task of its
-    framework that it is made in, where a checkpoint may answer for that.
+    framework that it is made in, where a checkpoint may answer for that. ``asked`` is what the code of such a task asks
+    for with it, ``again`` whether it did so before and was run again.
     ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
     whose body this one is made.
     ``secrets`` are the texts of what is redacted of it; ``former`` are the keys that the same call had before that.
@@ -91,6 +93,8 @@ class Call:
     agent: str | None = None
     branch: str | None = None
     task: str | None = None
+    asked: Asked | None = None
+    again: bool = False
     ancestors: tuple[str, ...] = ()
     scheduled: CallRecord | None = None
     sent_with: str | None = None

@@ -17,6 +17,7 @@ from sagaspan.keys import BUSINESS_SCOPE, CallKey, KeySource, canonical, content
 from sagaspan.ledger.records import RunRecord
 
 if TYPE_CHECKING:
+    from sagaspan._repeats import Asking
     from sagaspan._run import Run
 
 MAX_KEY_BYTES: Final = 2000
@@ -31,19 +32,25 @@ def key_of(
     record: RunRecord,
     run: Run | None,
     sent_with: str | None,
+    asking: Asking | None,
 ) -> tuple[CallKey, int]:
-    """The key of a call and its number among its equals; ``told``: the arguments, and of a method its object."""
+    """The key of a call and its number among its equals; ``told``: the arguments, and of a method its object.
+
+    ``asking`` is what says which one it is once more, where its code is run again.
+    """
     identity = [tool.name, plain]
     digest = fingerprint(identity) if spelling.codec is None else spelling.digest_of_call(tool, identity)
     if tool.policy.key is not None:
         value = business_key(tool, told)
         if tool.reads_redacted("key"):
             value = spelling.hashed("key", value)
+        if asking is not None:
+            asking.number((tool.name, value, None))
         return CallKey(source=KeySource.BUSINESS, scope=BUSINESS_SCOPE, value=value, fingerprint=digest), 0
     if run is None:
         scope = run_scope(record.id, 0)
         return CallKey(source=KeySource.UNIQUE, scope=scope, value=new_id(now_us()), fingerprint=digest), 0
-    occurrence = run.numbers.occurrence(tool.name, digest, sent_with)
+    occurrence = _occurrence(tool, digest, run, sent_with, asking)
     if tool.policy.repeat_rule != "new":
         run.numbers.check_same(tool, digest, told)
     number = occurrence if tool.policy.repeat_rule == "new" else 0
@@ -51,6 +58,17 @@ def key_of(
     return CallKey(
         source=KeySource.CONTENT, scope=scope, value=content_key(digest, number), fingerprint=digest
     ), occurrence
+
+
+def _occurrence(tool: Tool, digest: str, run: Run, sent_with: str | None, asking: Asking | None) -> int:
+    equal = (tool.name, digest, sent_with)
+    same = None if asking is None else asking.number(equal, is_read=tool.policy.effect == "read")
+    if same is not None:
+        return run.numbers.same(equal, same)
+    number = run.numbers.occurrence(*equal)
+    if asking is not None:
+        asking.counts(number)
+    return number
 
 
 def former_keys(

@@ -20,6 +20,8 @@ approver_here: ContextVar[Approver | None] = ContextVar("sagaspan_approver", def
 """Who is asked in the place of the guard's approver: the framework whose step the call is made in."""
 task_here: ContextVar[Callable[[], str | None] | None] = ContextVar("sagaspan_task", default=None)
 """What says in which task of its framework a call is made, where that can go on without its tasks that have ended."""
+execution_here: ContextVar[Callable[[], str | None] | None] = ContextVar("sagaspan_execution", default=None)
+"""What says the code of which task makes a call, where its framework may run that code again in the same run."""
 calls_held: ContextVar[tuple[str, ...]] = ContextVar("sagaspan_calls_held", default=())
 """The calls of models that are open around this code, which it must not wait for; some may be over."""
 

@@ -216,6 +216,8 @@ class Engine:
             run.refused(call, error)
             raise
         run.asked_for(result.record.id, answered=not result.executed)
+        if call.asked is not None:
+            call.asked.is_answered = result.state in (CallState.DONE, CallState.SCHEDULED)
         if call.tool.redaction is not None:
             run.keep_secret(call.tool.redaction.secrets_of(result.value))
         policy = call.tool.policy
@@ -242,7 +244,7 @@ class Engine:
         run = self.run_in_force(backend, tool)
         call = make_call(self, tool, arguments, {}, tool.invoke, backend, origin, run)
         if run is not None:
-            run.did_not_happen(call)  # the call itself has this number
+            run.was_not_asked(call)  # the call itself has this number
         token = approver_here.set(None)
         try:
             return await asked(self._asking(call))

@@ -337,15 +337,17 @@ class Guard:
         agent: str | None = None,
         asked: list[Equal] | None = None,
         branch: str | None = None,
+        is_same: bool = False,
         span: Span = INVALID_SPAN,
     ) -> Any:
         """Call a defined tool from an adapter: ``invoke`` runs its body with ``arguments``.
 
         ``asked`` is a list to note in which call it was, for ``Run.asks_again``. Equal calls of several that run side
-        by side, each in a ``branch`` of its own, are no loop. ``span`` is the one that another instrumentation opened
-        for this very call, where that is not the current one: it is adopted.
+        by side, each in a ``branch`` of its own, are no loop. ``is_same``: where the code of ``execution_here`` is run
+        again, it is the same call whatever became of it, not a new one where nobody knows. ``span`` is the one that
+        another instrumentation opened for this very call, where that is not the current one: it is adopted.
         """
-        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch, span=span)
+        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch, is_same=is_same, span=span)
         return run_sync(self._engine.call(tool, arguments, context={}, invoke=invoke, backend=SYNC, origin=origin))
 
     async def acall_tool(
@@ -358,10 +360,11 @@ class Guard:
         agent: str | None = None,
         asked: list[Equal] | None = None,
         branch: str | None = None,
+        is_same: bool = False,
         span: Span = INVALID_SPAN,
     ) -> Any:
         """As ``call_tool`` in a running loop; ``invoke`` gives an awaitable if ``tool.is_async``."""
-        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch, span=span)
+        origin = Origin(tool_call_id=tool_call_id, agent=agent, asked=asked, branch=branch, is_same=is_same, span=span)
         return await self._engine.call(tool, arguments, context={}, invoke=invoke, backend=ASYNCIO, origin=origin)
 
     def may_ask(self, tool: Tool) -> bool:

@@ -13,7 +13,8 @@ from sagaspan._backends import Backend
 from sagaspan._call import Call
 from sagaspan._call_keys import former_keys, key_of
 from sagaspan._clock import new_id, now_us
-from sagaspan._context import current_call, task_here
+from sagaspan._context import current_call, execution_here, task_here
+from sagaspan._repeats import Asking
 from sagaspan._spelling import check_comes_back, plain_data
 from sagaspan._tool import Tool
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key, run_scope
@@ -31,6 +32,7 @@ Invoke = Callable[[Mapping[str, Any]], Any]
 class Origin:
     """Where a framework's call comes from, for its span and record; ``asked`` notes which call of its run it was.
 
+    ``is_same``: run again by its framework it is the same call whatever became of it (see ``sagaspan._repeats``).
     ``branch``: which of those that run side by side, where equal calls of several are no loop. ``span``: the one that
     another instrumentation opened for this very call.
     """
@@ -39,6 +41,7 @@ class Origin:
     agent: str | None = None
     asked: list[Equal] | None = None
     branch: str | None = None
+    is_same: bool = False
     span: Span = INVALID_SPAN
 
 
@@ -72,7 +75,8 @@ def make_call(
         parent = None
     sent_with = None if parent is None else parent.sent_with if parent.scheduled is None else parent.id
     told = arguments if tool.receiver is None else {**arguments, tool.receiver: context.get(tool.receiver)}
-    key, occurrence = key_of(engine.spelling, tool, told, plain, record, run, sent_with)
+    asking = None if run is None else _asking(run, parent, origin)
+    key, occurrence = key_of(engine.spelling, tool, told, plain, record, run, sent_with, asking)
     if origin.asked is not None and key.source is KeySource.CONTENT:
         origin.asked.append(((tool.name, key.fingerprint, sent_with), occurrence))
     task = task_here.get() if key.source is KeySource.CONTENT else None
@@ -100,6 +104,8 @@ def make_call(
         agent=origin.agent,
         branch=origin.branch,
         task=None if task is None else task(),
+        asked=None if asking is None else asking.asked,
+        again=asking is not None and asking.again,
         span=origin.span,
         ancestors=() if parent is None else (*parent.ancestors, parent.id),
         sent_with=sent_with,
@@ -137,6 +143,15 @@ def make_model_call(engine: Engine, tool: Tool, model: str, arguments: Mapping[s
         policy=engine.in_force.version,
         ancestors=() if parent is None else (*parent.ancestors, parent.id),
     )
+
+
+def _asking(run: Run, parent: Call | None, origin: Origin) -> Asking | None:
+    """What the code of a task that may run again asks for; None outside of one."""
+    execution = execution_here.get()
+    task = None if execution is None else execution()
+    if task is None:
+        return None
+    return Asking(repeats=run.repeats, task=task, parent=None if parent is None else parent.id, is_same=origin.is_same)
 
 
 def _under(run: Run | None, parent: Call | None) -> str | None:

@@ -59,6 +59,15 @@ class Numbers:
                 if number not in free:
                     heapq.heappush(free, number)
 
+    def same(self, equal: _Equal, number: int) -> int:
+        """``number``, which is that of the call that is made: the next equal one is another."""
+        with self._lock:
+            free = self._free.get(equal, [])
+            if number in free:
+                free.remove(number)
+                heapq.heapify(free)
+        return number
+
     def free(self, call: Call) -> None:
         """Give the number of ``call`` to the next equal one."""
         with self._lock:

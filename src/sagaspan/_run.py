@@ -31,6 +31,7 @@ from sagaspan._in_flight import InFlight
 from sagaspan._leaving import Course, Leaving, say
 from sagaspan._numbers import Numbers
 from sagaspan._orphans import orphans_of
+from sagaspan._repeats import Repeats
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
 from sagaspan._undone import Undone
@@ -100,6 +101,7 @@ class Run:
         self._unnamed = unnamed
         self._course = Course(on_budget=on_budget)
         self.numbers = Numbers()
+        self.repeats = Repeats()
         self.signals = Signals()
         self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
         self.was_entered = False
@@ -273,6 +275,19 @@ class Run:
         """A framework begins a piece of work anew: its next calls that equal these are these (for adapters)."""
         self.numbers.again(asked)
 
+    def task_begins(self, task: str) -> None:
+        """The code of a task begins, named as by ``execution_here``, perhaps once more (for adapters).
+
+        Then the calls that it makes now, and those of tasks within it, are those that it made before.
+        """
+        self.repeats.begins(task)
+        if self._outer is not None:
+            self._outer.task_begins(task)
+
+    def tasks_are_over(self, is_over: Callable[[str], bool]) -> None:
+        """What these tasks did in this incarnation, no code asks for again: their framework goes on after them."""
+        self.repeats.over(is_over)
+
     def answered_elsewhere(
         self,
         tool_call_ids: Collection[str],
@@ -380,6 +395,12 @@ class Run:
         """Its number is free again: the next equal call is this one, tried again, and so it is on a resume."""
         if call.key.source is KeySource.CONTENT:
             self.numbers.free(call)
+
+    def was_not_asked(self, call: Call) -> None:
+        """It was made only to see what it would be asked: the next equal call is this one."""
+        self.did_not_happen(call)
+        if call.asked is not None:
+            self.repeats.unask(call.asked, again=call.again)
 
     def refused(self, call: Call, error: SagaspanError) -> None:
         """A call of this run has no result: it did not run, or its record says that it did and nothing more."""

@@ -9,7 +9,7 @@ An adapter is an object with ``knows(target)`` and
 from __future__ import annotations
 
 from sagaspan._adapters import Adapter
-from sagaspan._context import approver_here, hearing, task_here
+from sagaspan._context import approver_here, execution_here, hearing, task_here
 from sagaspan._foreign import is_from, keyword_signature, under_name
 from sagaspan._guard import guard_function
 from sagaspan._llm import LlmCall
@@ -23,6 +23,6 @@ from sagaspan.policy import PolicyBook
 
 __all__ = [
     "Adapter", "LlmCall", "MadeWith", "PolicyBook", "Question", "Tool", "approver_here", "beside", "end_span",
-    "guard_function", "hearing", "is_from", "keyword_signature", "start_span", "task_here", "told", "told_of_tool",
-    "tool_behind", "under_name",
+    "execution_here", "guard_function", "hearing", "is_from", "keyword_signature", "start_span", "task_here", "told",
+    "told_of_tool", "tool_behind", "under_name",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """Loop: a call that would go on with a loop is refused; polling is slowed, never refused (rule book (f)).
 
 It stands outside Replay, so that repeats which the ledger answers count too. What a resumed run is served of its
-earlier incarnations does not: that was counted when it happened.
+earlier incarnations does not: that was counted when it happened. Nor does what code asks for once more that its
+framework runs again: a retry has a bound of its own, and what goes beyond what was asked before is counted.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class LoopMiddleware:
         self._observes = observes
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
+        if call.again:  # its framework runs the code again that makes it: nobody goes in circles
+            return await call_next(call)
         allowed = self._allowed if call.tool.policy.loop is None else call.tool.policy.loop
         signals, args = call.signals, _asked(call)
         if signals.may_repeat(args) and allowed is not False:

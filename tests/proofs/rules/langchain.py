@@ -13,6 +13,7 @@ _AGAIN = "tests/adapters/langchain/test_again.py::"
 _SUSPENDED = "tests/adapters/langchain/test_suspended.py::"
 _TASKS = "tests/adapters/langchain/test_tasks.py::"
 _TRAVEL = "tests/adapters/langchain/test_time_travel.py::"
+_OWN_CODE = "tests/adapters/langchain/test_own_code.py::"
 _INTERRUPTS = "tests/adapters/langchain/test_interrupts.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -61,13 +62,125 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(g) 1",
         rule="A task that LangGraph runs again repeats no call that was done.",
-        file="adapters/sagaspan_langchain/_steps.py",
-        old="    run.asks_again(of_run.get(task, ()))\n",
-        new="",
+        file="adapters/sagaspan_langchain/_executions.py",
+        old="                run.task_begins(place)\n",
+        new="                pass\n",
         tests=(
             "tests/adapters/langchain/test_again.py::test_a_retry_policy_repeats_nothing_that_was_done",
             "tests/adapters/langchain/test_again.py::test_an_answer_within_one_block_repeats_nothing",
+            _OWN_CODE + "test_a_retry_repeats_nothing_that_its_node_had_done",
+            _OWN_CODE + "test_an_answer_in_the_same_block_repeats_nothing",
         ),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="What the code of a node does on its way is no begin of it: what it means after that is new.",
+        file="adapters/sagaspan_langchain/_executions.py",
+        old="        if around is not None and place not in (",
+        new="        if place not in (",
+        tests=(_OWN_CODE + "test_what_the_code_invokes_on_its_way_begins_nothing_anew",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="A task that ended is over where one block pauses and goes on.",
+        file="adapters/sagaspan_langchain/_turns.py",
+        old="            self._run.tasks_are_over(is_over)\n",
+        new="            pass\n",
+        tests=(_OWN_CODE + "test_what_ended_in_the_block_is_over",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="So is one of a graph within that goes on from its own checkpoint.",
+        file="adapters/sagaspan_langchain/_checkpoints.py",
+        old="        run.tasks_are_over(is_over)\n",
+        new="        pass\n",
+        tests=(_OWN_CODE + "test_so_is_a_step_of_a_graph_within_that_is_come_to_again",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="A read of a task that runs again within its run is made anew.",
+        file="src/sagaspan/_repeats.py",
+        old="(self.asked.is_answered and not is_read)",
+        new="self.asked.is_answered",
+        tests=(_OWN_CODE + "test_a_read_is_made_anew",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="An undeclared call of a node of which nobody knows is made again by a retry.",
+        file="src/sagaspan/_repeats.py",
+        old="(self.asked.is_answered and not is_read)",
+        new="not is_read",
+        tests=(_OWN_CODE + "test_what_failed_is_made_again",),
+    ),
+    Rule(
+        section="(a) 5",
+        rule="A call of a message of which nobody knows is not made again by a retry.",
+        file="src/sagaspan/_repeats.py",
+        old="(self.is_same or (",
+        new="(False or (",
+        tests=(_OWN_CODE + "test_of_a_message_nothing_is_made_again_of_which_nobody_knows",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="What the body of an answered call had called is no answer to the code around it.",
+        file="src/sagaspan/_repeats.py",
+        old="            if one.parent == parent and _is_within",
+        new="            if _is_within",
+        tests=(_OWN_CODE + "test_what_the_body_of_a_call_had_called_is_no_answer_to_the_code_around_it",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="What an agent within a node had done is no answer to the code of the node.",
+        file="src/sagaspan/_repeats.py",
+        old=" and _names(one.task) == _names(task)\n",
+        new="\n",
+        tests=(_OWN_CODE + "test_whose_call_it_was_is_who_is_answered",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="A graph that a node asks again repeats nothing, though its tasks have other ids then.",
+        file="src/sagaspan/_repeats.py",
+        old=" and _names(one.task) == _names(task)\n",
+        new=" and one.task == task\n",
+        tests=(
+            _OWN_CODE + "test_a_graph_that_the_node_asks_repeats_nothing_either",
+            _OWN_CODE + "test_nor_does_a_task_that_it_calls",
+        ),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="Of tasks side by side that run again each is answered with its own.",
+        file="src/sagaspan/_repeats.py",
+        old="next((one for one in like if one.task == task), like[0] if like else None)",
+        new="like[0] if like else None",
+        tests=(_OWN_CODE + "test_each_of_two_within_is_answered_with_its_own",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="A call that was only asked about is not one more that the next attempt asks for.",
+        file="src/sagaspan/_repeats.py",
+        old="                self._asked.remove(asked)\n",
+        new="                pass\n",
+        tests=(_OWN_CODE + "test_nobody_is_asked_again_about_what_is_done",),
+    ),
+    Rule(
+        section="(f)",
+        rule="What LangGraph repeats of a node is no loop.",
+        file="src/sagaspan/middleware/loop.py",
+        old="        if call.again:  #",
+        new="        if False:  #",
+        tests=(
+            _OWN_CODE + "test_the_attempts_of_a_retry_policy_are_no_loop",
+            _OWN_CODE + "test_nor_are_the_answers_within_one_block",
+        ),
+    ),
+    Rule(
+        section="(f)",
+        rule="What goes beyond what a node had asked for before is counted.",
+        file="src/sagaspan/_repeats.py",
+        old="                self._open[equal].remove(found)\n",
+        new="",
+        tests=(_OWN_CODE + "test_what_a_model_repeats_in_an_attempt_is_a_loop",),
     ),
     Rule(
         section="design 4.1",
