@@ -132,6 +132,26 @@ async def test_a_paused_turn_begun_again_in_its_middle_repeats_nothing(
 
 
 @WAYS
+@pytest.mark.parametrize("steps_back", [0, 1, 2, 3])
+async def test_so_it_does_from_a_checkpoint_of_a_graph_within_it(
+    guard: Guard, world: World, way: str, steps_back: int
+) -> None:
+    """Those say in which run they were made, too."""
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("works", make(world, [PAY, ASK, ("pay", {"to": "B"})], saver=True))
+    graph.add_edge(START, "works")
+    agent = guard.wrap(graph.compile(checkpointer=InMemorySaver()), POLICIES)
+    await go(agent, way, ask(), on("t"))
+    (task,) = agent.get_state(on("t"), subgraphs=True).tasks
+    within = {"thread_id": "t", "checkpoint_ns": task.state.config["configurable"]["checkpoint_ns"]}
+    history = list(agent.get_state_history({"configurable": within}))
+    await go(agent, way, None, history[steps_back].config)
+    assert (world, turns(guard)) == (["A"], {"t/1": "paused"})
+    await go(agent, way, Command(resume="yes"), on("t"))
+    assert (world, turns(guard)) == (["A", "B"], {"t/1": "completed"})
+
+
+@WAYS
 async def test_a_completed_turn_is_replayed_from_its_middle(guard: Guard, world: World, way: str) -> None:
     """What it did is answered."""
     agent = guard.wrap(make(world, [PAY, ("pay", {"to": "B"})]), POLICIES)
