@@ -114,6 +114,15 @@ def _in_order(percents: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(set(percents)))
 
 
+def told_at(budget: Budget) -> dict[int, int]:
+    """The percents at which somebody is told, each with the amount used from which on it is so much, in order.
+
+    Of a budget that refuses nothing all of it is among them: nothing else would say so.
+    """
+    percents = {*budget.soft} if budget.hard else {*budget.soft, 100}
+    return {percent: -(-percent * budget.limit // 100) for percent in sorted(percents)}
+
+
 def kind_of(budget: Budget) -> tuple[Unit, Window | None]:
     """What is counted, over what: budgets of one scope and kind are counted together."""
     return budget.unit, budget.window

@@ -2,12 +2,14 @@
 
     uv run --all-extras python -m tests.benchmarks.simulation                    # 4 processes of 250 threads
     uv run --all-extras python -m tests.benchmarks.simulation --workers 25 --seconds 2
+    uv run --all-extras python -m tests.benchmarks.simulation --processes 16 --workers 1 --flush-ms 10
 
 Every worker has a run of its own and calls as fast as it is answered; agents that think for a second between two calls
 are that many more. The kinds differ in what is counted: nothing, a budget of each worker's own user, one row that all
-calls share, and that row cut into sixteen. Ten times a second it is asked what the sessions of the server are waiting
-for. At the end the books are compared with the calls. A server of its own is started, with fsync, unless
-``SAGASPAN_TEST_POSTGRES`` names one. ``--json`` prints one JSON document.
+calls share, that row in slices (``?slices=N``), and sixteen budgets instead. Ten times a second it is asked what the
+sessions of the server are waiting for. At the end the books are compared with the calls. ``--flush-ms`` makes each
+flush of the server take longer, as one over a network or to a synchronous standby does. A server of its own is started,
+with fsync, unless ``SAGASPAN_TEST_POSTGRES`` names one. ``--json`` prints one JSON document.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ from sagaspan import Guard
 
 LIMIT: Final = "1000000 USD"
 COST_NANO_USD: Final = 10_000_000
-SLICES: Final = 16
+TENANTS: Final = 16
+IN_SLICES: Final = "the hot row in slices"
 KINDS: Final[dict[str, dict[str, str]]] = {
     "no budgets": {}, "a row of each user": {"user:*": LIMIT}, "one hot row": {"tenant:*": LIMIT},
-    f"the hot row in {SLICES}": {"tenant:*": LIMIT},
+    IN_SLICES: {"tenant:*": LIMIT}, f"{TENANTS} rows": {"tenant:*": LIMIT},
 }  # fmt: skip
 _WAITS: Final = """
 select coalesce(wait_event_type || ' ' || wait_event, 'nothing (works)'), count(*)
@@ -48,9 +51,9 @@ select coalesce(wait_event_type || ' ' || wait_event, 'nothing (works)'), count(
 class _Worker:
     """Calls of one run until the time is over; what they took, and what went wrong."""
 
-    def __init__(self, guard: Guard, number: int, *, slices: int) -> None:
+    def __init__(self, guard: Guard, number: int, *, tenants: int) -> None:
         self._guard = guard
-        self._about = {"id": f"w-{number}", "user": str(number), "tenant": f"acme-{number % slices}"}
+        self._about = {"id": f"w-{number}", "user": str(number), "tenant": f"acme-{number % tenants}"}
         self.took: list[float] = []
         self.failed: Counter[str] = Counter()
 
@@ -71,8 +74,8 @@ class _Worker:
 def _process(url: str, kind: str, first: int, workers: int, seconds: float, ready: Any, results: Any) -> None:
     ends = threading.Event()
     with Guard(url, budgets=KINDS[kind] or None) as guard:
-        slices = SLICES if kind.startswith("the hot row in") else 1
-        all_of = [_Worker(guard, number, slices=slices) for number in range(first, first + workers)]
+        tenants = TENANTS if kind == f"{TENANTS} rows" else 1
+        all_of = [_Worker(guard, number, tenants=tenants) for number in range(first, first + workers)]
         here = threading.Barrier(workers + 1)
         threads = [
             threading.Thread(target=contextvars.copy_context().run, args=(one.work, here, ends)) for one in all_of
@@ -140,7 +143,7 @@ def _books(place: PostgresLedgers, url: str, calls: int) -> str:
         ((done,),) = execute("select count(*) from calls where state = 'done'")
         ((rows, spent, reserved, beyond),) = execute(
             "select count(*), coalesce(sum(spent), 0)::bigint, coalesce(sum(reserved), 0)::bigint, "
-            "count(*) filter (where spent + reserved > cap) from budgets"
+            "count(*) filter (where spent + reserved > cap) from accounts"
         )
     wrong = done != calls or reserved or beyond or (rows and spent != done * COST_NANO_USD)
     return f"{'WRONG: ' if wrong else ''}{done} done of {calls}, {rows} budgets, {reserved} reserved, {beyond} beyond"
@@ -152,6 +155,9 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--workers", type=int, default=250, help="of each process")
     parser.add_argument("--seconds", type=float, default=15, help="of each kind")
+    parser.add_argument("--slices", type=int, default=64, help="of the hot row")
+    parser.add_argument("--flush-ms", type=int, default=0, help="how much longer a flush takes, as over a network")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="only this one, or these")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     ended_by_sigterm()
@@ -160,9 +166,12 @@ def main() -> int:
         server = os.environ.get(ledgers.POSTGRES) or stack.enter_context(postgres_server(fsync=True)).url
         place = PostgresLedgers(server)
         stack.callback(place.close)
-        for number, kind in enumerate(KINDS):
+        for number, kind in enumerate(options.kind or KINDS):
             print(f"{kind} ...", file=sys.stderr, flush=True)
             url = place.new(f"simulation_{number}")
+            url += f"&slices={options.slices}" if kind == IN_SLICES else ""
+            if options.flush_ms:
+                url += f"&options=-c%20commit_siblings%3D0%20-c%20commit_delay%3D{options.flush_ms * 1000}"
             found[kind] = simulate(url, kind, options.processes, options.workers, options.seconds, place)
             if not options.json:
                 _show(kind, found[kind])

@@ -1,6 +1,6 @@
 """One process of a crowd that calls under one cap, and the one who looks at the books meanwhile.
 
-``python -m tests.proofs.budget_crowd crowd|watch URL FOLDER``; see ``test_budgets.py``.
+``python -m tests.proofs.budget_crowd crowd|race|spend|watch URL FOLDER``; see ``test_budgets.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sagaspan.stores._reading import SqlReads
 
 THREADS = 64
 FITS = 10
+FITS_RACERS = 600
 BUDGETS = {"tenant:acme": f"{FITS} USD", "user:*": "9 USD"}
 SECONDS = 30.0
 
@@ -58,20 +59,39 @@ def crowd(url: str, folder: Path) -> None:
         thread.join(SECONDS)
 
 
+def race(url: str, folder: Path) -> None:
+    """Call until nothing fits any more, all in one process after the other; what was refused was so for good."""
+    guard = Guard(url, budgets={"tenant:acme": f"{FITS_RACERS} USD"})
+
+    @guard.tool(effect="write", cost="1 USD", loop=False)
+    def act(number: int) -> None:
+        say(folder, "effects")
+
+    say(folder, "ready")
+    _wait_for(folder / "go")
+    with contextlib.suppress(BudgetExceeded), guard.run("r", tenant="acme", on_budget="hold"):
+        for number in range(FITS_RACERS):
+            act(number)
+    say(folder, "refused")
+
+
 def watch(url: str, folder: Path) -> None:
     """Read the books of every budget again and again; tell of each that does not hold, and of how many were read."""
-    seen, wrong, used = 0, [], set()
+    seen, wrong, used, slices = 0, [], set(), 0
     until = time.monotonic() + SECONDS
     with contextlib.closing(connect(url)) as store:
         assert isinstance(store, SqlReads)
         say(folder, "ready")
         while not (folder / "over").exists() and time.monotonic() < until:
-            rows = store._fetch("select scope, cap, spent, reserved, overdraft from budgets", ())
+            rows = [(row.scope, row.cap or 0, row.spent, row.reserved, row.overdraft) for row in store.budgets()]
             seen += 1
             used |= {(spent > 0, reserved > 0) for _, _, spent, reserved, _ in rows}
             wrong += [row for row in rows if row[2] + row[3] + row[4] > row[1] or min(row[1:]) < 0]
+            if "slices=" in url:
+                slices = max(slices, store._fetch("select count(*) from slices", ())[0][0])
             time.sleep(0.001)
-    (folder / "watched").write_text(json.dumps({"seen": seen, "wrong": wrong, "used": sorted(used)}))
+    said = {"seen": seen, "wrong": wrong, "used": sorted(used), "slices": slices}
+    (folder / "watched").write_text(json.dumps(said))
 
 
 def spend(url: str, folder: Path) -> None:
@@ -94,4 +114,4 @@ def spend(url: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"crowd": crowd, "watch": watch, "spend": spend}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    {"crowd": crowd, "race": race, "watch": watch, "spend": spend}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))

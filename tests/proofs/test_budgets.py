@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from sagaspan import Guard
 from sagaspan.ledger.records import CallState
+from tests.conftest import Sql
 from tests.proofs import budget_crowd as crowd
 
 PROCESSES = 4
@@ -37,12 +39,12 @@ def _until(file: Path, size: int, *processes: subprocess.Popen[bytes]) -> None:
         time.sleep(0.002)
 
 
-@pytest.fixture
-def url(store_url: str) -> str:
-    """A ledger that exists."""
+@pytest.fixture(params=["", "&slices=8"] if os.environ.get("SAGASPAN_TEST_ON") == "postgres" else [""])
+def url(store_url: str, request: pytest.FixtureRequest) -> str:
+    """A ledger that exists; on PostgreSQL also one that cuts a budget for which processes wait."""
     with Guard(store_url) as guard:
         guard.calls.list()
-    return store_url
+    return f"{store_url}{request.param}"
 
 
 def test_exactly_as_many_run_as_fit(tmp_path: Path, url: str) -> None:
@@ -71,7 +73,31 @@ def test_exactly_as_many_run_as_fit(tmp_path: Path, url: str) -> None:
     assert list(guard.budgets.fsck()) == []
 
 
-def test_killed_processes_leave_what_they_reserved_with_its_records(tmp_path: Path, url: str) -> None:
+def test_processes_race_to_the_last_cent(tmp_path: Path, url: str) -> None:
+    """Each of them is refused only when nothing is left for anybody, and not one call more has run than fits."""
+    processes = [_start(what, url, tmp_path) for what in ("watch", *["race"] * PROCESSES)]
+    try:
+        _until(tmp_path / "ready", PROCESSES + 1, *processes)
+        (tmp_path / "go").touch()
+        for process in processes[1:]:
+            assert process.wait(crowd.SECONDS) == 0
+        (tmp_path / "over").touch()
+        assert processes[0].wait(crowd.SECONDS) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert (_size(tmp_path / "effects"), _size(tmp_path / "refused")) == (crowd.FITS_RACERS, PROCESSES)
+    watched = json.loads((tmp_path / "watched").read_text())
+    assert watched["wrong"] == []
+    assert (watched["slices"] > 1) == ("slices=" in url)
+    guard = Guard(url)
+    (account,) = guard.budgets.list("tenant:acme")
+    assert (account.spent, account.reserved, account.remaining) == (crowd.FITS_RACERS, 0, 0)
+    assert list(guard.budgets.fsck()) == []
+
+
+def test_killed_processes_leave_what_they_reserved_with_its_records(tmp_path: Path, url: str, sql: Sql) -> None:
     """Whatever the moment: the books are what the calls say, and nothing that happened is missing from them."""
     effects = tmp_path / "effects"
     for _ in range(3):
@@ -83,6 +109,8 @@ def test_killed_processes_leave_what_they_reserved_with_its_records(tmp_path: Pa
             process.wait()
         guard = Guard(url)
         assert list(guard.budgets.fsck()) == []
+        if "slices=" in url:
+            assert sql("select count(*) from slices") == [(8,)]
         (account,) = guard.budgets.list("tenant:acme")
         assert _size(effects) <= account.spent + account.reserved
         open_calls = [call for call in guard.calls.list(limit=1000) if call.state in ("running", CallState.UNKNOWN)]

@@ -19,7 +19,7 @@ from sagaspan._call import Call, Purse
 from sagaspan._clock import now_us
 from sagaspan._frozen import replaced
 from sagaspan.amounts import Unit, in_units, show_amount
-from sagaspan.budget import Budget, Window, window_end, window_start
+from sagaspan.budget import Budget, Window, told_at, window_end, window_start
 from sagaspan.exceptions import BudgetExceeded, RateLimited, Refused
 from sagaspan.keys import canonical
 from sagaspan.ledger.freezes import frozen_by
@@ -64,11 +64,11 @@ def _audited(limit: LimitRecord, event: str, to_state: str) -> AuditRow:
 
 class _Plan(NamedTuple):
     """The budgets that calls are counted in, in the order in which all claims take their rows, so that no two wait for
-    each other; ``timed`` are those of the clock, ``by_row`` names each by its row."""
+    each other, and at which amounts it is told; ``timed`` are those of the clock, ``by_row`` names each by its row."""
 
     purse: Purse
     timed: Sequence[tuple[str, Budget]]
-    counted: Sequence[tuple[str, Budget]]
+    counted: Sequence[tuple[str, Budget, tuple[int, ...]]]
     by_row: Mapping[tuple[str, str, str], Budget]
 
 
@@ -78,7 +78,7 @@ def _planned(purse: Purse, found: Sequence[tuple[str, Budget]]) -> _Plan:
     return _Plan(
         purse=purse,
         timed=[(scope, budget) for scope, budget in found if budget.unit is Unit.TIME],
-        counted=[(scope, budget) for (scope, _, _), budget in counted],
+        counted=[(scope, budget, tuple(told_at(budget).values())) for (scope, _, _), budget in counted],
         by_row=dict(reversed(rows)),
     )
 
@@ -179,8 +179,8 @@ class Limits:
             for scope, budget in plan.timed:
                 _check_time(call, scope, budget, at_us)
         return [
-            ReserveChange(row_of(self._namespace, scope, budget, at_us), costs[budget.unit])
-            for scope, budget in plan.counted
+            ReserveChange(row_of(self._namespace, scope, budget, at_us), costs[budget.unit], soft)
+            for scope, budget, soft in plan.counted
             if budget.unit in costs
         ]
 

@@ -19,7 +19,7 @@ def waiving(changes: Sequence[Change], waived: Sequence[Change]) -> list[Change]
     budgets = [_name(change) for change in waived if isinstance(change, ReserveChange)]
     rated = any(isinstance(change, RateChange) for change in waived)
     return [
-        ReserveChange(replaced(change.record, cap=None), change.amount)
+        ReserveChange(replaced(change.record, cap=None), change.amount, change.soft)
         if isinstance(change, ReserveChange) and _name(change) in budgets
         else change
         for change in changes

@@ -18,7 +18,7 @@ from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import now_us
 from sagaspan.amounts import Unit, show_amount
-from sagaspan.budget import Budget
+from sagaspan.budget import Budget, told_at
 from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.notices import SOFT_LIMIT
 from sagaspan.ledger.records import NO_RUN, AuditRow
@@ -50,10 +50,7 @@ def _marks(call: Call, limits: Limits, change: SpendChange) -> tuple[Mark, ...]:
     budget = limits.budget_for(call, change.record) if change.spent else None
     if budget is None:
         return ()
-    percents = {*budget.soft} if budget.hard else {*budget.soft, 100}
-    return tuple(
-        Mark(-(-percent * budget.limit // 100), _row(call, change, budget, percent)) for percent in sorted(percents)
-    )
+    return tuple(Mark(at, _row(call, change, budget, percent)) for percent, at in told_at(budget).items())
 
 
 def _row(call: Call, change: SpendChange, budget: Budget, percent: int) -> AuditRow:

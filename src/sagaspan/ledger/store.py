@@ -129,11 +129,13 @@ class DeliveryChange:
 class ReserveChange:
     """Reserve ``amount`` of the budget that ``record`` names, if it fits under its ``cap`` with what is used of it.
 
-    An overdraft counts as spent from then on. Without a cap it always fits.
+    An overdraft counts as spent from then on. Without a cap it always fits. ``soft``: the amounts at which it is told
+    what is used of it, so that a store whose transactions run side by side knows which of them must see the sum.
     """
 
     record: BudgetRecord
     amount: int
+    soft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ select c.namespace, e.value->>0 as scope, e.value->>1 as unit, e.value->>2 as "w
 def booked(fetch: Callable[[str, Sequence[Any]], list[Any]], namespace: str | None) -> list[Booked]:
     """See ``Store.booked_by_calls``; within a snapshot."""
     within, of = narrowed(namespace)
-    query = f"select {names(columns.BUDGET_COLUMNS)} from budgets where true{within}"  # noqa: S608
+    query = f"select {names(columns.BUDGET_COLUMNS)} from accounts where true{within}"  # noqa: S608
     rows = [columns.budget_record(row) for row in fetch(query, of)]
     which = f"true{within.replace('namespace', 'c.namespace')}"
     held, spent = (

@@ -29,6 +29,8 @@ ROLLED_BACK: Final = (errors.DeadlockDetected, errors.SerializationFailure)
 UNFIT: Final = (psycopg.DataError, errors.ProgramLimitExceeded)
 """A value that no column, or no index, holds: a key or a name of more than some 2,600 bytes."""
 DriverError: Final = psycopg.Error
+MOST_SLICES: Final = 256
+"""Into more no budget is cut: who needs the sum adds them up."""
 
 _DURABILITY: Final = ("fsync", "full_page_writes", "synchronous_commit")
 _SETTINGS: Final = """
@@ -54,12 +56,14 @@ _POOLED: Final = (
 class Target:
     """What a URL names: ``conninfo`` is what the driver connects to.
 
-    ``is_pooled``: behind a pooler that keeps each session for its client, as the user says.
+    ``is_pooled``: behind a pooler that keeps each session for its client, as the user says. ``slices``: into so many a
+    hot budget is cut (0: into none).
     """
 
     conninfo: str
     schema: str
     is_pooled: bool = False
+    slices: int = 0
 
 
 def connect(target: Target, where: str) -> tuple[psycopg.Connection[Any], int]:
@@ -142,6 +146,11 @@ def parsed(url: str) -> Target:
     pooler = options.pop("pooler", None)
     if pooler not in (None, "session"):
         raise ConfigurationError(f"pooler={pooler} in the store's URL is not supported; only ?pooler=session is")
+    slices = options.pop("slices", "0")
+    if not re.fullmatch(r"\d{1,3}", slices) or int(slices) > MOST_SLICES:
+        raise ConfigurationError(
+            f"slices={slices} in the store's URL is no number from 0 to {MOST_SLICES}; say as many as call at once"
+        )
     defaults = {"connect_timeout": "10", "application_name": "sagaspan", "tcp_user_timeout": "30000",
                 "keepalives_idle": "10", "client_encoding": "utf8"}  # fmt: skip
     conninfo = urlunsplit(parts._replace(scheme="postgresql", query=urlencode(defaults | options, quote_via=quote)))
@@ -149,7 +158,7 @@ def parsed(url: str) -> Target:
         psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"the store {masked(url)!r} cannot be read ({error})") from error
-    return Target(conninfo, name, is_pooled=pooler is not None)
+    return Target(conninfo, name, is_pooled=pooler is not None, slices=int(slices))
 
 
 def explained(where: str, error: psycopg.Error) -> str:

@@ -37,6 +37,8 @@ _OF_A_RUN: Final = (
     # Also what counts calls of one tool in this run (max_calls).
     """budgets where namespace = $1 and (scope = 'run:' || $2 or scope in (
          select 'run:' || $2 || '/' || tool from calls where namespace = $1 and run_id = $2))""",
+    """slices where namespace = $1 and (scope = 'run:' || $2 or scope in (
+         select 'run:' || $2 || '/' || tool from calls where namespace = $1 and run_id = $2))""",
     "calls where namespace = $1 and run_id = $2",
     "usage where namespace = $1 and run_id = $2",
     "locks where namespace = $1 and run_id = $2",

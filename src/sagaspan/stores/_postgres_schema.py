@@ -7,6 +7,7 @@ each with its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 
 FEED: Final = "hashtextextended(current_schema() || ' feed', 0)"
 """The lock that every writer shares until its rows can be seen."""
+
+_BUDGET_OF: Final = " and ".join(
+    f'{{table}}."{name}" = r."{name}"' for name in ("namespace", "scope", "unit", "window", "start_us")
+)
+_BUDGET_LOCK: Final = """hashtextextended(
+      concat_ws(e'\\x1f', current_schema(), r.namespace, r.scope, r.unit, r."window", r.start_us), 1)"""
+"""The lock of a budget of which there may be slices: who uses one of them shares it."""
+_NO_CAP: Final = 2**61
+"""What a budget without a cap is cut from."""
 
 RUN: Final = "hashtextextended(current_schema() || e'\\x1f' || {namespace} || e'\\x1f' || {run}, 0)"
 """The lock of a run: of what is written in it, and of its chain."""
@@ -60,13 +70,13 @@ def _sets(of: Sequence[str], source: str = "r") -> str:
 
 
 @cache
-def functions() -> tuple[str, str, str]:
-    """The name of the function that saves a commit, the statement that makes it, and the one of ``NAME_all``.
+def functions() -> tuple[str, ...]:
+    """The name of the function that saves a commit, and the statements that make it and those that go with it.
 
-    That one saves several.
+    ``NAME_all`` saves several; the others book in slices of a budget.
     """
     files = resources.files("sagaspan.stores")
-    one, all_of = ((files / f"_postgres_{name}.sql").read_text(encoding="utf-8") for name in ("commit", "commits"))
+    texts = [(files / f"_postgres_{name}.sql").read_text(encoding="utf-8") for name in ("commit", "commits", "slices")]
     tables = {
         "run": columns.RUN_COLUMNS, "approval": columns.APPROVAL_COLUMNS, "lock": columns.LOCK_COLUMNS,
         "usage": columns.USAGE_COLUMNS, "limit": columns.LIMIT_COLUMNS, "freeze": columns.FREEZE_COLUMNS,
@@ -80,6 +90,10 @@ def functions() -> tuple[str, str, str]:
         "runs_of_saga": _SAGA.format(namespace="s->>0", run="s->>1"),
         "saga": _SAGA.format(namespace="v_record->>'namespace'", run="v_record->>'run_id'"),
         "append": _APPEND,
+        "budget_of": _BUDGET_OF.format(table="b"),
+        "slice_of": _BUDGET_OF.format(table="s"),
+        "budget_lock": _BUDGET_LOCK,
+        "no_cap": str(_NO_CAP),
         "calls": names(columns.CALL_COLUMNS),
         "call_values": ", ".join("v_seq" if name == "claim_seq" else f'r."{name}"' for name in columns.CALL_COLUMNS),
         "call_sets": _sets(columns.CALL_CHANGING),
@@ -94,8 +108,9 @@ def functions() -> tuple[str, str, str]:
     }
     for name, of in tables.items():
         places |= {f"{name}s": names(of), f"{name}_values": names(of, "r")}
-    named = f"commit_{sha256((one + all_of).format(name='', **places).encode()).hexdigest()[:12]}"
-    return named, one.format(name=named, **places), all_of.format(name=named, **places)
+    named = f"commit_{sha256(''.join(texts).format(name='', **places).encode()).hexdigest()[:12]}"
+    *whole, slices = (text.format(name=named, **places) for text in texts)
+    return named, *whole, *re.split(r"(?<=\$body\$);\n", slices)
 
 
 def applied(connection: psycopg.Connection[Any], where: str) -> set[int]:

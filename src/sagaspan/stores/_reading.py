@@ -129,6 +129,7 @@ class SqlReads(ABC):
 
     seal: Seal
     _is_number = "ltrim({0}, '0123456789') = '' and {0} <> ''"
+    _accounts = "budgets"
 
     @abstractmethod
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
@@ -442,5 +443,5 @@ class SqlReads(ABC):
         return [columns.lock_record(row) for row in rows]
 
     def _budgets(self, where: str, values: Sequence[Any]) -> list[BudgetRecord]:
-        rows = self._fetch(f"select {_BUDGETS} from budgets where {where}", values)  # noqa: S608
+        rows = self._fetch(f"select {_BUDGETS} from {self._accounts} where {where}", values)  # noqa: S608
         return [columns.budget_record(row) for row in rows]

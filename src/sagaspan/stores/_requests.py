@@ -74,8 +74,11 @@ def may_go_together(changes: Sequence[Change]) -> bool:
     )
 
 
-def told(changes: Sequence[Change]) -> str:
-    """The text; raises ``ValueError`` for what no text can hold."""
+def told(changes: Sequence[Change], *, slices: int = 0) -> str:
+    """The text; raises ``ValueError`` for what no text can hold.
+
+    ``slices``: into so many a budget is cut where many count in it at once; 0 for none.
+    """
     locks: dict[tuple[str, str], bool] = {}
     said = [_TELL[type(change)](change, locks) for change in changes]
     at = _budgets_begin(changes)
@@ -84,6 +87,11 @@ def told(changes: Sequence[Change]) -> str:
     if takes := [[change.record.namespace, change.record.id, place] for place, change in enumerate(changes)
                  if isinstance(change, RunChange) and change.takes]:  # fmt: skip
         request["takes"] = takes
+    if slices:
+        request["slices"] = slices
+        for change, one in zip(changes, said, strict=True):
+            if isinstance(change, ReserveChange):
+                one["soft"] = change.soft
     return json.dumps(request, ensure_ascii=False, separators=(",", ":"))
 
 

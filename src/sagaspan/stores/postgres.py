@@ -82,6 +82,7 @@ class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
     """A ledger on a server; connections are made when they are needed, and anew in a forked child."""
 
     keeps_time = True
+    _accounts = "accounts"
 
     def __init__(self, url: str, *, durability: str = "normal") -> None:
         self.url = url
@@ -89,6 +90,7 @@ class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
         self._where = masked(url)
         self._target = parsed(url)
         self.schema = self._target.schema
+        self._slices = self._target.slices
         self._always_sync = durability == "full"
         self._never_sync = durability == "off"
         self._pool = Pool(self._open, _close, _works, size=CONNECTIONS)
@@ -112,7 +114,7 @@ class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
             changes = [self.seal.closed(change) for change in changes]
         ordered = requests.in_order(changes)
         try:
-            request = requests.told(ordered)
+            request = self._told(ordered)
         except ValueError as error:
             raise self._unfit(error) from error
         synced = (synced or self._always_sync or self._unflushed.is_full) and not self._never_sync
@@ -132,6 +134,9 @@ class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
                 if attempt + 1 == _TRIES:
                     raise StoreUnavailable(explained(self._where, error)) from error
         raise AssertionError("unreachable")
+
+    def _told(self, ordered: Sequence[Change]) -> str:
+        return requests.told(ordered, slices=self._slices)
 
     def _sent(self, together: Sequence[str], *, synced: bool) -> list[dict[str, Any]]:
         with self._lent() as connection:
@@ -153,7 +158,7 @@ class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
 
     def _save_again(self, connection: psycopg.Connection[Any], changes: Sequence[Change]) -> None:
         if requests.audits_of(changes):  # else nobody could tell that it is not there
-            self._save(connection, requests.told(requests.in_order(changes)), synced=True)
+            self._save(connection, self._told(requests.in_order(changes)), synced=True)
 
     def _knows(self, changes: Sequence[Change]) -> bool:
         with self._connected() as connection:
