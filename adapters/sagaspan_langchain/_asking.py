@@ -69,7 +69,7 @@ def _flow(tools: Tools, calls: Sequence[dict[str, Any]], config: Mapping[str, An
     asked = yield _about(tools, calls)
     if not asked:
         return None
-    answers = tasks.answers_to(config)
+    answers = tasks.next_answers(config)
     shown = (yield (lambda: tasks.shown_to(config), lambda: tasks.ashown_to(config))) if answers else None
     return (yield from _asking(tools, calls, asked, config, answers, ours(asked, answers, shown)))
 

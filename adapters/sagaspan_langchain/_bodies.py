@@ -21,7 +21,7 @@ from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
 from sagaspan_langchain import _results as results
 from sagaspan_langchain import _suspended as suspended
-from sagaspan_langchain._marks import own_class
+from sagaspan_langchain._marks import guard_of, own_class
 from sagaspan_langchain._shapes import Shape, shape_of
 
 _NOTHING: Final = object()
@@ -184,6 +184,13 @@ def body_behind(tool: BaseTool | None, *, is_async: bool) -> Body | None:
     sync, async_ = getattr(type(tool), BODIES, (None, None))
     body: Body | None = (async_ or sync) if is_async else sync
     return body
+
+
+def may_ask(tool: BaseTool | None) -> bool:
+    """Whether somebody may have to agree to a call of ``tool``."""
+    guard = guard_of(tool)
+    bodies = (body_behind(tool, is_async=is_async) for is_async in (False, True))
+    return guard is not None and any(body is not None and guard.may_ask(body.tool) for body in bodies)
 
 
 # -- reading a tool --------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def _lacking() -> Iterator[str]:
     node = ToolNode([])
     private = {
         BaseTool: ("_filter_injected_args",), BaseChatModel: ("_get_ls_params",), BaseLLM: ("_get_ls_params",),
-        node: ("_parse_input", "_messages_key", "_extract_state"),
+        node: ("_parse_input", "_messages_key", "_extract_state", "_wrap_tool_call", "_awrap_tool_call"),
     }  # fmt: skip
     for owner, names in private.items():
         yield from (f"{owner!r} has no {name!r} any more" for name in names if not hasattr(owner, name))
@@ -138,6 +138,18 @@ def with_calls(node: ToolNode, given: Any, calls: Sequence[Any]) -> ToolNode:
     kind = node._parse_input(given)[1]  # noqa: SLF001 - the reason for this module
     clone = copy.copy(node)
     clone.__dict__["_parse_input"] = lambda _: ([*calls], kind)
+    return clone
+
+
+def wrappers_of(node: ToolNode) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """What stands around each call of a node, and what does where it is awaited."""
+    return node._wrap_tool_call, node._awrap_tool_call  # noqa: SLF001 - the reason for this module
+
+
+def with_wrappers(node: ToolNode, wrap: Callable[..., Any] | None, awrap: Callable[..., Any] | None) -> ToolNode:
+    """A copy of ``node`` for one input, with these around each call."""
+    clone = copy.copy(node)
+    clone.__dict__.update(_wrap_tool_call=wrap, _awrap_tool_call=awrap)
     return clone
 
 

@@ -102,7 +102,9 @@ class _Surgery:
         if isinstance(step, ToolNode):
             tools = {name: self.scope.tool(tool) for name, tool in _compat.tools_of(step).items()}
             merges = _compat.merges_by_id(graph, step)
-            run, arun = (functools.partial(each, merges=merges) for each in (run_step, arun_step))
+            run, arun = (
+                functools.partial(each, merges=merges, guarded=self.scope.tool) for each in (run_step, arun_step)
+            )
             return _compat.with_tools(step, tools, run, arun)
         if not any(True for _ in _tool_nodes_in(step)):
             return step

@@ -7,50 +7,67 @@ what was done is answered from the ledger. Equal calls of another task are calls
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 
 from sagaspan import Guard, Run
-from sagaspan.adapters import approver_here
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _compat_tasks as tasks
-from sagaspan_langchain._approvals import Action, Step
+from sagaspan_langchain._approvals import Action
 from sagaspan_langchain._asking import aask, ask
-from sagaspan_langchain._bodies import body_behind, edited_in_task, is_beside, is_of_message
+from sagaspan_langchain._bodies import edited_in_task, is_beside, is_of_message, may_ask
 from sagaspan_langchain._marks import guard_of
 from sagaspan_langchain._revised import with_message
+from sagaspan_langchain._wrapped import answered_by, wrapped
 
 
-def run_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool) -> Any:
+def run_step(
+    node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool, guarded: Callable[[BaseTool], BaseTool]
+) -> Any:
     """What ``node`` answers; ``merges``: the state it is in replaces a message by one with its id."""
     step = None
     with _task(node, given, config):
-        if tasks.checkpointer_of(config) is not None:
+        asks = wrapped(node, given, config, guarded, is_async=False) if _is_saved(config) else None
+        if asks is not None:
+            with _noting_edits() as noted:
+                output = _compat.run_node(asks.asking(), given, config, runtime)
+            edited = {**_made(node, given, noted), **asks.edited} if merges else {}
+            return with_message(node, given, config, output, edited, _run_of(node))
+        if _is_saved(config):
             step = ask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
             with _noting_edits() as noted:
                 output = _compat.run_node(node, given, config, runtime)
             edited = _made(node, given, noted) if merges and noted else {}
             return with_message(node, given, config, output, edited, _run_of(node))
-        with _answered_by(step):
+        with answered_by(step):
             output = _compat.run_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
         return with_message(node, given, config, output, step.edited, _run_of(node)) if merges else output
 
 
-async def arun_step(node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool) -> Any:
+async def arun_step(
+    node: ToolNode, given: Any, config: Any, runtime: Any, *, merges: bool, guarded: Callable[[BaseTool], BaseTool]
+) -> Any:
     """As ``run_step``, in a running loop."""
     step = None
     with _task(node, given, config):
-        if tasks.checkpointer_of(config) is not None:
+        asks = wrapped(node, given, config, guarded, is_async=True) if _is_saved(config) else None
+        if asks is not None:
+            with _noting_edits() as noted:
+                output = await _compat.arun_node(asks.asking(), given, config, runtime)
+            edited = {**_made(node, given, noted), **asks.edited} if merges else {}
+            return with_message(node, given, config, output, edited, _run_of(node))
+        if _is_saved(config):
             step = await aask(_compat.tools_of(node), _compat.calls_of(node, given), config)
         if step is None:
             with _noting_edits() as noted:
                 output = await _compat.arun_node(node, given, config, runtime)
             edited = _made(node, given, noted) if merges and noted else {}
             return with_message(node, given, config, output, edited, _run_of(node))
-        with _answered_by(step):
+        with answered_by(step):
             output = await _compat.arun_node(_compat.with_calls(node, given, step.calls), given, config, runtime)
         return with_message(node, given, config, output, step.edited, _run_of(node)) if merges else output
 
@@ -76,18 +93,6 @@ def _made(node: ToolNode, given: Any, edited: Mapping[str, Mapping[str, Any]]) -
 
 
 @contextlib.contextmanager
-def _answered_by(step: Step) -> Iterator[None]:
-    if step.answers is None:
-        yield
-        return
-    token = approver_here.set(step.answers)
-    try:
-        yield
-    finally:
-        approver_here.reset(token)
-
-
-@contextlib.contextmanager
 def _task(node: ToolNode, given: Any, config: Any) -> Iterator[None]:
     """One execution of a task: the calls are those of a message, whoever made them before."""
     if _run_of(node) is None or tasks.task_of(config) is None:
@@ -107,10 +112,11 @@ def _asks_elsewhere(node: ToolNode, given: Any) -> bool:
     calls = _compat.calls_of(node, given)
     if len(calls) != 1:
         return True
-    tool = _compat.tools_of(node).get(calls[0]["name"])
-    guard = guard_of(tool)
-    bodies = (body_behind(tool, is_async=is_async) for is_async in (False, True))
-    return guard is not None and any(body is not None and guard.may_ask(body.tool) for body in bodies)
+    return may_ask(_compat.tools_of(node).get(calls[0]["name"]))
+
+
+def _is_saved(config: Any) -> bool:
+    return tasks.checkpointer_of(config) is not None
 
 
 def _run_of(node: ToolNode) -> Run | None:

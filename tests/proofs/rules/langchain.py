@@ -36,6 +36,24 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        section="(d) 3",
+        rule="People are asked about the call that a middleware makes, not about the one of before.",
+        file="adapters/sagaspan_langchain/_wrapped.py",
+        old="    return Wrapped(node=node, config=config, guarded=guarded)\n",
+        new="    return None\n",
+        tests=(
+            "tests/adapters/langchain/test_wrapped.py::test_what_langchain_s_own_middleware_edits_is_what_we_ask_about",
+        ),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="A middleware that makes messages of errors swallows no question.",
+        file="adapters/sagaspan_langchain/_wrapped.py",
+        old="            self._stopped = self._stopped or error\n",
+        new="            pass\n",
+        tests=("tests/adapters/langchain/test_wrapped.py::test_who_makes_messages_of_errors_makes_none_of_a_question",),
+    ),
+    Rule(
         section="(d) 1",
         rule="An executor that somebody goes through step by step is guarded.",
         file="adapters/sagaspan_langchain/_runnables.py",
@@ -641,8 +659,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(d) 7",
         rule="After an edit of an approver the model's message names what really ran.",
         file="adapters/sagaspan_langchain/_steps.py",
-        old="edited = _made(node, given, noted) if merges and noted else {}\n            return with_message(node, given, config, output, edited, _run_of(node))\n        with _answered_by(step):\n            output = await",
-        new="edited: dict[str, Any] = {}\n            return with_message(node, given, config, output, edited, _run_of(node))\n        with _answered_by(step):\n            output = await",
+        old="edited = _made(node, given, noted) if merges and noted else {}\n            return with_message(node, given, config, output, edited, _run_of(node))\n        with answered_by(step):\n            output = await",
+        new="edited: dict[str, Any] = {}\n            return with_message(node, given, config, output, edited, _run_of(node))\n        with answered_by(step):\n            output = await",
         tests=(_INTERRUPTS + "test_so_it_does_after_that_of_an_approver",),
     ),
     Rule(
