@@ -62,6 +62,10 @@ class Queue:
         """Make the queue."""
         self._connection.execute("create table orders (id text primary key, free_at real, taken integer, over integer)")
         self._connection.execute("create table noted (id text, what text)")
+        self.add(orders)
+
+    def add(self, orders: list[str]) -> None:
+        """More of them."""
         self._connection.executemany("insert into orders values (?, 0, 0, 0)", [(order,) for order in orders])
 
     def take(self) -> str | None:
