@@ -46,6 +46,7 @@ def _guarded_class(scope: Scope, base: Any, opening: Opening) -> Any:
         # Each item is an invocation of its own, with a run of its own.
         "batch": Runnable.batch, "abatch": Runnable.abatch,
         "__or__": _joined(scope, opening, base.__or__), "__ror__": _joined(scope, opening, base.__ror__),
+        "with_retry": _retried(scope, opening, base.with_retry),
     }  # fmt: skip
     if hasattr(base, "iter"):
         members["iter"] = _stepwise(made, base.iter)
@@ -114,3 +115,14 @@ def _joined(scope: Scope, opening: Opening, method: Callable[..., Any]) -> Calla
         return twin(longer, _guarded_class(scope, type(longer), opening))
 
     return join
+
+
+def _retried(scope: Scope, opening: Opening, method: Callable[..., Any]) -> Callable[..., Any]:
+    """All attempts are one run: what one of them had done is not done again by the next."""
+
+    @functools.wraps(method)
+    def retry(self: Any, *args: Any, **options: Any) -> Any:
+        retried = method(self, *args, **options)
+        return twin(retried, _guarded_class(scope, type(retried), opening))
+
+    return retry

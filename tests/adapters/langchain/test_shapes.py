@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -331,6 +332,30 @@ async def test_a_guarded_chain_is_guarded_in_what_is_made_of_it(
     assert world == ["book Rome", "cancel Rome"]
     (run,) = [run for run in guard.runs.list() if run.status == "compensated"]
     assert len(model_calls_of(guard, run.id)) == 1
+
+
+@pytest.mark.parametrize("wrapped", ["the chain", "the retry"])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch", "abatch"])
+async def test_attempts_of_a_chain_are_one_run(guard: Guard, world: World, wrapped: str, way: str) -> None:
+    """A write is done once, whichever of the two is wrapped; if all attempts fail it is undone."""
+    book, fail = _tools(world)
+    attempts = itertools.count(1)
+
+    def then(last: int) -> Any:
+        return RunnableLambda(lambda output: fail.invoke({}) if next(attempts) < last else output)
+
+    def made(last: int) -> Any:
+        chain: Any = RunnableLambda(lambda _: {"city": "Rome"}) | book | then(last)
+        again: Any = {"stop_after_attempt": 3, "wait_exponential_jitter": False}
+        if wrapped == "the retry":
+            return guard.wrap(chain.with_retry(**again), _policies(world), name="chain")
+        return guard.wrap(chain, _policies(world), name="chain").with_retry(**again)
+
+    await _run(made(last=3), way)
+    assert (world, [*states(guard).values()]) == (["book Rome"], ["completed"])
+    with pytest.raises(Declined):
+        await _run(made(last=99), way)
+    assert world == ["book Rome", "book Rome", "cancel Rome"]
 
 
 @pytest.mark.parametrize("way", ["iter", "aiter"])

@@ -54,6 +54,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=("tests/adapters/langchain/test_wrapped.py::test_who_makes_messages_of_errors_makes_none_of_a_question",),
     ),
     Rule(
+        section="(a)",
+        rule="The attempts of a guarded chain are one run.",
+        file="adapters/sagaspan_langchain/_runnables.py",
+        old='        "with_retry": _retried(scope, opening, base.with_retry),\n',
+        new="",
+        tests=("tests/adapters/langchain/test_shapes.py::test_attempts_of_a_chain_are_one_run",),
+    ),
+    Rule(
         section="(d) 1",
         rule="An executor that somebody goes through step by step is guarded.",
         file="adapters/sagaspan_langchain/_runnables.py",
