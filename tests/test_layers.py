@@ -56,7 +56,7 @@ ALLOWED = {
     "_call_content": {"codecs", "semconv", "_spans", "redaction"},
     "_waiting": {"semconv", "_call", "_context", "_spans", "ledger.records"},
     "_run_spans": {"exceptions", "semconv", "_backends", "_clock", "_metrics", "_spans", "ledger.records"},
-    "_repeats": {"_fork"},
+    "_repeats": {"_fork", "_context"},
     "_signals": {"loops", "_fork", "keys", "ledger.records", "ledger.store"},
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "_engine", "_run", "middleware.loop", "ledger.records"},

@@ -174,14 +174,19 @@ class Turn:
 
     def _next_run(self, turn_id: str | None) -> Run:
         opening = self._opening
-        return self._guard.run(
-            opening.name or "agent",
-            id=opening.run_id or turn_id,
-            conversation=self._thread,
-            agent=opening.agent,
-            budget=opening.budget,
-            on_interrupt=opening.on_interrupt,
-        )
+        # Its model may do otherwise when the code around it is run again, where a run that is replayed could not go on.
+        execution = execution_here.set(None)
+        try:
+            return self._guard.run(
+                opening.name or "agent",
+                id=opening.run_id or turn_id,
+                conversation=self._thread,
+                agent=opening.agent,
+                budget=opening.budget,
+                on_interrupt=opening.on_interrupt,
+            )
+        finally:
+            execution_here.reset(execution)
 
     def _turn_id(self, origin: origins.Origin | None) -> tuple[str | None, RunInfo | None]:
         """The id of the run; and the thread's last run, if it was interrupted and new input may begin it again."""

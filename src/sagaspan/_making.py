@@ -13,7 +13,7 @@ from sagaspan._backends import Backend
 from sagaspan._call import Call
 from sagaspan._call_keys import former_keys, key_of
 from sagaspan._clock import new_id, now_us
-from sagaspan._context import current_call, execution_here, task_here
+from sagaspan._context import current_call, task_here
 from sagaspan._repeats import Asking
 from sagaspan._spelling import check_comes_back, plain_data
 from sagaspan._tool import Tool
@@ -75,7 +75,9 @@ def make_call(
         parent = None
     sent_with = None if parent is None else parent.sent_with if parent.scheduled is None else parent.id
     told = arguments if tool.receiver is None else {**arguments, tool.receiver: context.get(tool.receiver)}
-    asking = None if run is None else _asking(run, parent, origin)
+    asking = None
+    if run is not None:
+        asking = Asking.here(run.repeats, None if parent is None else parent.id, is_same=origin.is_same)
     key, occurrence = key_of(engine.spelling, tool, told, plain, record, run, sent_with, asking)
     if origin.asked is not None and key.source is KeySource.CONTENT:
         origin.asked.append(((tool.name, key.fingerprint, sent_with), occurrence))
@@ -143,15 +145,6 @@ def make_model_call(engine: Engine, tool: Tool, model: str, arguments: Mapping[s
         policy=engine.in_force.version,
         ancestors=() if parent is None else (*parent.ancestors, parent.id),
     )
-
-
-def _asking(run: Run, parent: Call | None, origin: Origin) -> Asking | None:
-    """What the code of a task that may run again asks for; None outside of one."""
-    execution = execution_here.get()
-    task = None if execution is None else execution()
-    if task is None:
-        return None
-    return Asking(repeats=run.repeats, task=task, parent=None if parent is None else parent.id, is_same=origin.is_same)
 
 
 def _under(run: Run | None, parent: Call | None) -> str | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from sagaspan import _fork as fork
+from sagaspan._context import execution_here
 
 Equal: TypeAlias = tuple[str, str, str | None]
 """The tool, what it is asked for, and the deferred call in whose body."""
@@ -105,6 +106,13 @@ class Asking:
     is_same: bool
     asked: Asked | None = None
     again: bool = False
+
+    @classmethod
+    def here(cls, repeats: Repeats, parent: str | None, *, is_same: bool = False) -> Self | None:
+        """One that the code that runs here is making; None outside of a task."""
+        execution = execution_here.get()
+        task = None if execution is None else execution()
+        return None if task is None else cls(repeats=repeats, task=task, parent=parent, is_same=is_same)
 
     def number(self, equal: Equal, *, is_read: bool = False) -> int | None:
         """Which of its equals it is once more; None if it counts: it is new, or a read that is made anew."""

@@ -31,7 +31,7 @@ from sagaspan._in_flight import InFlight
 from sagaspan._leaving import Course, Leaving, say
 from sagaspan._numbers import Numbers
 from sagaspan._orphans import orphans_of
-from sagaspan._repeats import Repeats
+from sagaspan._repeats import Asked, Asking, Repeats
 from sagaspan._signals import Signals
 from sagaspan._tool import Tool
 from sagaspan._undone import Undone
@@ -102,6 +102,7 @@ class Run:
         self._course = Course(on_budget=on_budget)
         self.numbers = Numbers()
         self.repeats = Repeats()
+        self._made_within: dict[str, Asked] = {}
         self.signals = Signals()
         self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
         self.was_entered = False
@@ -417,10 +418,16 @@ class Run:
             return f"{self.id}/{name}@{secrets.token_hex(6)}"
         call = current_call.get()
         sent_with = None if call is None else call.sent_with if call.scheduled is None else call.id
-        number = self.numbers.child(name, sent_with)
+        asking = Asking.here(self.repeats, None if call is None else call.id)
+        known = None if asking is None else asking.number(("", name, sent_with))
+        number = self.numbers.child(name, sent_with) if known is None else known
         # A reopened run starts over, so its nested runs are new ones too; so are those of a deferred body.
         again = f"~{self.record.generation}" if self.record.generation else ""
-        return f"{self.id}{again}/{f'{sent_with}/' if sent_with else ''}{name}#{number}"
+        child = f"{self.id}{again}/{f'{sent_with}/' if sent_with else ''}{name}#{number}"
+        if asking is not None and asking.asked is not None:
+            asking.counts(number)
+            self._made_within[child] = asking.asked
+        return child
 
     def waits_to_send(self) -> None:
         """A call was deferred in this run: it is sent when the outermost one completes."""
@@ -446,6 +453,12 @@ class Run:
             self._course.asked.call(call_id, answered=answered)
         if self._outer is not None:
             self._outer.asked_for(call_id, answered=answered)
+
+    def left_within(self, run_id: str, state: RunState) -> None:
+        """A run nested in this one was left: code that is run again goes on with it, unless it failed or was undone."""
+        asked = self._made_within.get(run_id)
+        if asked is not None:
+            asked.is_answered = state in (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)
 
     def entered_within(self, run_id: str) -> None:
         """A run nested in this one was entered: its calls are its own matter."""
@@ -620,6 +633,7 @@ class Run:
                 self._over(error or (self._course.stopped.error if self._course.stopped else None))
             finally:  # or else the run around would wait for this one
                 if self._outer is not None:
+                    self._outer.left_within(self.id, self.record.state)
                     self._outer.in_flight.ended()
             if self._outer is None:
                 self.engine.first_end()

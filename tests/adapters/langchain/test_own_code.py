@@ -335,6 +335,69 @@ def test_in_a_run_that_goes_on_too(guard: Guard, world: World, note: BaseTool) -
     assert (said["said"], world) == (["noted 1", "noted 2", "noted 3"], [1, 1, 1])
 
 
+@pytest.mark.parametrize("kind", ["undeclared", "write"])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_a_run_within_the_code_is_gone_on_with(
+    guard: Guard, world: World, note: BaseTool, way: str, kind: str
+) -> None:
+    """One that completed is answered as a whole, and a second one of its name is another."""
+    fail = _failing(2)
+
+    def work() -> list[str]:
+        said = []
+        for what in (1, 1):
+            with guard.run("part"):
+                said.append(str(note.invoke({"what": what})))
+        fail()
+        return said
+
+    async def awork(state: Any) -> Any:
+        said = []
+        for what in (1, 1):
+            async with guard.run("part"):
+                said.append(str(await note.ainvoke({"what": what})))
+        fail()
+        return {"said": said}
+
+    node = awork if way == "ainvoke" else _node(work, way)
+    agent = guard.wrap(_chain({"work": node}, InMemorySaver()), {"note": POLICIES[kind]})
+    assert (await _invoke(agent, way, {"said": []}))["said"] == ["noted 1", "noted 2"]
+    assert (world, [*states(guard).values()]) == ([1, 1], ["completed"] * 3)
+
+
+def test_one_that_was_undone_begins_anew(guard: Guard, world: World, note: BaseTool) -> None:
+    """The next attempt may do what the failed one took back."""
+    fail = _failing(1)
+
+    def work() -> list[str]:
+        with guard.run("part"):
+            said = str(note.invoke({"what": 1}))
+            fail()
+        return [said]
+
+    policies = {"note": {"compensate": lambda what: world.append(-what)}}
+    agent = guard.wrap(_chain({"work": _node(work, "invoke")}), policies)
+    assert agent.invoke({"said": []})["said"] == ["noted 3"]
+    assert (world, sorted(states(guard).values())) == ([1, -1, 1], ["compensated", "completed", "completed"])
+
+
+@pytest.mark.parametrize("config", [None, on("t")], ids=["no thread", "in a thread"])
+def test_an_agent_with_a_budget_of_its_own_begins_anew(guard: Guard, world: World, note: BaseTool, config: Any) -> None:
+    """Its run had completed, and its model may do otherwise now, which a run that is replayed does not let it."""
+    fail = _failing(1)
+    workers = iter([create_agent(model(("note", {"what": what})), [note], name="worker") for what in (1, 2)])
+
+    def work() -> list[str]:
+        guard.wrap(next(workers), budget="1 USD").invoke(ask())
+        fail()
+        return []
+
+    guard.wrap(_chain({"work": _node(work, "invoke")}, InMemorySaver() if config else None)).invoke(
+        {"said": []}, config
+    )
+    assert (world, [*states(guard).values()]) == ([1, 2], ["completed"] * 3)
+
+
 # -- an answer within one block ----------------------------------------------------------------------------------
 
 

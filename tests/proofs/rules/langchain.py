@@ -190,6 +190,22 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_OWN_CODE + "test_nobody_is_asked_again_about_what_is_done",),
     ),
     Rule(
+        section="(a) 4",
+        rule="A run within the code of a node that completed is answered by the next attempt, not begun anew.",
+        file="src/sagaspan/_run.py",
+        old="asked.is_answered = state in (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)",
+        new="asked.is_answered = state in (RunState.PAUSED, RunState.HELD)",
+        tests=(_OWN_CODE + "test_a_run_within_the_code_is_gone_on_with",),
+    ),
+    Rule(
+        section="(b) 4",
+        rule="One that was undone is begun anew by the next attempt.",
+        file="src/sagaspan/_run.py",
+        old="asked.is_answered = state in (RunState.COMPLETED, RunState.PAUSED, RunState.HELD)",
+        new="asked.is_answered = True",
+        tests=(_OWN_CODE + "test_one_that_was_undone_begins_anew",),
+    ),
+    Rule(
         section="(f)",
         rule="What LangGraph repeats of a node is no loop.",
         file="src/sagaspan/middleware/loop.py",
