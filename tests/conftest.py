@@ -32,6 +32,7 @@ from sagaspan.stores import sqlite
 from sagaspan.testing import ledgers_on
 from sagaspan.testing._stores import empty_ledger
 from tests.nursery import Forked, Nursery
+from tests.outages import Outage, outage_of
 from tests.providers.server import ModelServer
 from tests.servers import MARIADB, POSTGRES, Mariadb, Postgres, url_of_server
 
@@ -134,6 +135,12 @@ def sql(store_url: str) -> Sql:
             return fetch(connection, statement, values)
 
     return {"sqlite": on_sqlite, "postgres": on_postgres, "mariadb": on_mariadb}[_ON]
+
+
+@pytest.fixture
+def outage(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Outage:
+    """How this test's ledger comes to be out of reach; its URL there is ``outage.url``."""
+    return outage_of(store_url, monkeypatch)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from sagaspan import BudgetExceeded, ConfigurationError, Guard, LoopDetected, StoreUnavailable
 from sagaspan.ledger import fail_open
-from sagaspan.stores import sqlite
+from tests.outages import Outage
 
 
 @pytest.fixture
@@ -73,31 +71,28 @@ def test_the_calls_of_a_loop(
 
 
 @pytest.fixture
-def down(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The ledger is locked by somebody who does not let go."""
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
+def down(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a ledger that is there, and out of reach."""
     monkeypatch.setattr(fail_open, "RETRY_SECONDS", 0.0)
-    Guard(store_url).calls.list()
-    with closing(sqlite3.connect(store_url.removeprefix("sqlite:///"), isolation_level=None)) as other:
-        other.execute("begin exclusive")
-        yield
+    Guard(outage.url).calls.list()
+    with outage.down():
+        yield outage.url
 
 
-@pytest.mark.usefixtures("down")
 @pytest.mark.parametrize(
     ("argument", "environment", "in_file", "goes_on"),
     [(None, None, "", False), (None, None, "fail_open = true", True), (None, "yes", "", True),
      (None, "0", "fail_open = true", False), (False, "1", "fail_open = true", False), (True, "0", "", True)],
 )  # fmt: skip
 def test_an_outage(
-    store_url: str, file: Path, monkeypatch: pytest.MonkeyPatch, argument: bool | None, environment: str | None,
+    down: str, file: Path, monkeypatch: pytest.MonkeyPatch, argument: bool | None, environment: str | None,
     in_file: str, goes_on: bool,
 ) -> None:  # fmt: skip
     """``SAGASPAN_FAIL_OPEN``: reads, and calls of models, while the ledger is down."""
     if environment is not None:
         monkeypatch.setenv("SAGASPAN_FAIL_OPEN", environment)
     file.write_text(f"[guard]\n{in_file}")
-    guard = Guard(store_url, policies=file, fail_open=argument)
+    guard = Guard(down, policies=file, fail_open=argument)
     assert guard.fail_open is goes_on
     look = guard.tool("look", effect="read")(lambda: 1)
     if goes_on:
@@ -110,11 +105,10 @@ def test_an_outage(
             ask()
 
 
-@pytest.mark.usefixtures("down")
 @pytest.mark.parametrize("limit", [{"budget": "9 calls"}, {"budgets": {"tool:*": "9 calls", "model:*": "9 calls"}}])
-def test_what_has_a_budget_fails_closed(store_url: str, limit: Any) -> None:
+def test_what_has_a_budget_fails_closed(down: str, limit: Any) -> None:
     """Nobody could count it: an outage is no way around a limit."""
-    guard, ran = Guard(store_url, fail_open=True, **limit), []
+    guard, ran = Guard(down, fail_open=True, **limit), []
     look = guard.tool("look", effect="read")(lambda: ran.append(1))
     for ask in (look, guard.llm_call("gpt-4o", input_tokens=1, max_output_tokens=1).__enter__):
         with pytest.raises(StoreUnavailable):

@@ -6,7 +6,6 @@ Each test names the thread it comes from (rule book, section 8).
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from sagaspan import BudgetExceeded, Guard, PolicyDenied
-from sagaspan.stores import sqlite
+from tests.outages import Outage
 
 CHEAP = {"cheap": {"input": 1, "output": 10}, "free": {"input": 0, "output": 0}}
 USD_OF_ONE = Decimal("0.01")
@@ -146,16 +145,13 @@ def test_what_cannot_be_estimated_is_not_let_by(store_url: str) -> None:
         raise AssertionError("a free model without a limit has no bound in tokens")
 
 
-def test_a_settle_that_cannot_be_written_is_written_once(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_settle_that_cannot_be_written_is_written_once(outage: Outage) -> None:
     """litellm#35569: a failed settle was counted as reserved and again as spent."""
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
-    guard = _guard(store_url, budgets={"model:cheap": "1 USD"})
-    other = sqlite3.connect(store_url.removeprefix("sqlite:///"), isolation_level=None)
-    with contextlib.closing(other), _call(guard) as call:
+    guard = _guard(outage.url, budgets={"model:cheap": "1 USD"})
+    with _call(guard) as call:
         call.settle(output_tokens=500)
-        other.execute("begin immediate")
-        call.__exit__(None, None, None)
-        other.execute("rollback")
+        with outage.down():
+            call.__exit__(None, None, None)
     with _call(guard) as call:  # the next claim writes what could not be written
         call.settle(output_tokens=500)
     (account,) = guard.budgets.list("model:cheap")

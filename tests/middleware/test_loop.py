@@ -6,18 +6,16 @@ import contextlib
 import datetime as dt
 import functools
 import itertools
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sagaspan import ConfigurationError, Guard, LoopDetected, RunClosed
 from sagaspan.testing import frozen_clock
-from tests.conftest import Caller
+from tests.conftest import Caller, Sql
 
 
 def test_the_sixth_equal_call_is_refused(guard: Guard, caller: Caller) -> None:
@@ -267,13 +265,12 @@ def test_a_tool_that_may_repeat_itself_may_after_a_restart(guard: Guard) -> None
     assert _interrupted(guard, look, *[wait] * 40, look) == ["same"] + ["pending"] * 40 + ["same"]
 
 
-def test_what_is_pruned_is_forgotten(guard: Guard, tmp_path: Path) -> None:
+def test_what_is_pruned_is_forgotten(guard: Guard, sql: Sql) -> None:
     """What a run remembered of loops goes with it."""
     with guard.run("r", id="r"):
         guard.check_loop("search")
     guard.prune(older_than=dt.timedelta(seconds=0))
-    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
-        assert connection.execute("select count(*) from loops").fetchone() == (0,)
+    assert sql("select count(*) from loops") == [(0,)]
 
 
 class _Order:
