@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.pregel import Pregel
 from langgraph.types import Command, interrupt
 from opentelemetry import context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -23,9 +26,15 @@ from tests.adapters.langchain.scripts import ask, model, on
 OpenInference = pytest.importorskip("openinference.instrumentation.langchain").LangChainInstrumentor
 OpenTelemetry = pytest.importorskip("opentelemetry.instrumentation.genai.langchain").LangChainInstrumentor
 OpenLLMetry = pytest.importorskip("opentelemetry.instrumentation.langchain").LangchainInstrumentor
-OTHERS: dict[str, Any] = {  # OpenLLMetry's is the last: uninstrumented, it goes on wrapping the nodes of graphs
+OTHERS: dict[str, Any] = {
     "none": None, "OpenInference": OpenInference, "OpenTelemetry": OpenTelemetry, "OpenLLMetry": OpenLLMetry,
 }  # fmt: skip
+STAYS_WRAPPED: list[tuple[Any, str]] = [
+    (BaseCallbackManager, "__init__"), (Command, "__init__"), (Pregel, "stream"), (Pregel, "astream"),
+    *((AgentMiddleware, f"{way}{at}_{what}") for way in ("", "a") for at in ("before", "after")
+      for what in ("agent", "model")),
+]  # fmt: skip
+"""The methods that OpenLLMetry still wraps once it is uninstrumented: it looks for them in modules, not in classes."""
 PAID: dict[str, list[str]] = {
     "none": ["sagaspan agent"],
     "OpenInference": ["tools", "agent", "sagaspan agent"],
@@ -72,11 +81,15 @@ def other(request: Any) -> Iterator[tuple[str, TracerProvider, Spans]]:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Counting(spans))
     made = None if OTHERS[request.param] is None else OTHERS[request.param]()
-    if made is not None:
-        made.instrument(tracer_provider=provider)
-    yield request.param, provider, spans
-    if made is not None:
-        made.uninstrument()
+    with pytest.MonkeyPatch.context() as originals:
+        for owner, name in STAYS_WRAPPED:
+            originals.setattr(owner, name, vars(owner)[name])
+        if made is not None:
+            made.instrument(tracer_provider=provider)
+        yield request.param, provider, spans
+        if made is not None:
+            made.uninstrument()
+    context.attach(context.Context())
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "abandoned"])

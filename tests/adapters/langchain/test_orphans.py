@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -119,6 +121,34 @@ def test_nor_what_a_node_beside_had_done(
     agent.invoke(Command(resume="yes"), on("t"))
     info = guard.runs.get("t/1")
     assert (info.status, info.orphans, warnings_of_sagaspan(), world) == ("completed", (), [], ["reserve"])
+
+
+@pytest.mark.parametrize("way", ["a thread", "a pool"])
+def test_nor_what_a_thread_of_a_node_beside_had_done(
+    guard: Guard, tools: list[BaseTool], world: World, warnings_of_sagaspan: Callable[[], list[str]], way: str
+) -> None:
+    """A thread without a context does not know in which task it is, so nothing on record says that this had ended."""
+
+    def books(_: Any) -> dict[str, Any]:
+        if way == "a thread":
+            thread = threading.Thread(target=tools[0].invoke, args=({"city": "Rome"},))
+            thread.start()
+            thread.join()
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(tools[0].invoke, {"city": "Rome"}).result()
+        return {"messages": []}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("books", books)
+    graph.add_node("asks", lambda _: {"messages": [("user", interrupt("sure?"))]})
+    graph.add_edge(START, "books")
+    graph.add_edge(START, "asks")
+    agent = guard.wrap(graph.compile(checkpointer=InMemorySaver()), policies(world))
+    agent.invoke(ask(), on("t"))
+    agent.invoke(Command(resume="yes"), on("t"))
+    info = guard.runs.get("t/1")
+    assert (info.status, info.orphans, warnings_of_sagaspan(), world) == ("completed", (), [], ["book Rome"])
 
 
 def test_a_call_that_ended_beside_a_question_is_not_the_next_equal_one(

@@ -83,7 +83,7 @@ RULES: Final[tuple[Rule, ...]] = (
         file="adapters/sagaspan_langchain/_checkpoints.py",
         old="task.result is not None or task.state is not None for",
         new="False for",
-        tests=("tests/adapters/langchain/test_orphans.py::test_nor_what_a_node_beside_had_done",),
+        tests=("tests/adapters/langchain/test_orphans.py::test_nor_what_a_thread_of_a_node_beside_had_done",),
     ),
     Rule(
         section="(g) 1",
