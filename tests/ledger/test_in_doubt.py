@@ -659,6 +659,41 @@ def test_a_late_result_while_it_runs_again(guard: Guard, store_url: str) -> None
     _checked(guard, "a")
 
 
+def test_a_late_result_while_it_is_sent_again_is_of_the_same_effect(guard: Guard, store_url: str) -> None:
+    """The service does one key once: what the second sending brings is no second effect, and is undone once."""
+    first_go_on, second_runs, second_go_on = threading.Event(), threading.Event(), threading.Event()
+    undone: list[str] = []
+    fields: Any = {"downstream_dedupes_for": 60, "compensate": lambda result: undone.append(result)}
+
+    @guard.tool("pay", timeout=0.05, **fields)
+    def first() -> str:
+        first_go_on.wait(5)
+        return "first"
+
+    def second() -> str:
+        second_runs.set()
+        second_go_on.wait(5)
+        return "second"
+
+    with pytest.raises(ToolTimeout), guard.run(id="a"):
+        first()
+
+    def again() -> None:
+        with Guard(store_url) as other, contextlib.suppress(Declined), other.run(id="a"):
+            other.tool("pay", **fields)(second)()
+            raise Declined
+
+    thread = threading.Thread(target=again)
+    thread.start()
+    assert second_runs.wait(5)
+    first_go_on.set()
+    _until(lambda: _doubt(guard).state == "done")
+    second_go_on.set()
+    thread.join()
+    assert guard.calls.duplicates() == []
+    assert (guard.runs.get("a").status, undone) == ("compensated", ["first"])
+
+
 def test_a_wrong_word_of_a_person_is_corrected_by_the_late_result(guard: Guard) -> None:
     """Nobody ran it again: the call that "did not happen" is done."""
     go_on = threading.Event()

@@ -288,14 +288,14 @@ def wrong_orders(guard: Guard, books: Books, orders: Sequence[str], declined: fr
         ends = {what: counts[order, what] - counts[order, f"{UNDO}{what}"] for what in (*STEPS, TOLD)}
         found = ("missing" if run is None else str(run.status), set(ends.values()))
         if found != (("compensated", {0}) if order in declined else ("completed", {1})):
-            history = _history_of(guard, order) if len(wrong) < TOLD_IN_FULL else ""
+            history = _history_in(guard, run_id(order)) if len(wrong) < TOLD_IN_FULL else ""
             name = f"order {order}{' (declined)' if order in declined else ''}"
             wrong.append(f"{name} is {found[0]}, in the books {ends}{history}")
     return wrong
 
 
-def _history_of(guard: Guard, order: str) -> str:
-    rows = guard._store.audit_of("default", run_id(order))
+def _history_in(guard: Guard, run: str) -> str:
+    rows = guard._store.audit_of("default", run)
     told = [
         (row.at_us, (row.call_id or "the run")[-7:], row.event, row.to_state, row.detail, row.actor) for row in rows
     ]
@@ -327,7 +327,8 @@ def _check_ledger(guard: Guard, done: Pass) -> None:
         assert_settled(guard)
     except AssertionError as problem:
         done.wrong.append(str(problem))
-    done.wrong += [f"call {extra.id} of {extra.tool} came twice" for extra, _ in guard.calls.duplicates()]
+    done.wrong += [f"call {extra.id} of {extra.tool} came twice{_history_in(guard, extra.run_id)}"
+                   for extra, _ in guard.calls.duplicates()]  # fmt: skip
     if report := guard.recover(dry_run=True):
         done.wrong.append(f"recovery still finds something to do: {report}")
     for run in guard.runs.list(limit=1_000_000):

@@ -163,8 +163,10 @@ def weigh_late_result(
         return CallEvent.SUPPLY_RESULT if wanted else None
     if not (given_up or late) and record.epoch == epoch:
         return None
-    later = [why_of(row) == RESENT for row in rows if row.event == CallEvent.CLAIM][epoch:]
-    same_effect = rerunnable or (all(later) if later else dedupes)
+    resent = [why_of(row) == RESENT for row in rows if row.event == CallEvent.CLAIM]
+    if not given_up and not resent[epoch:]:  # an earlier attempt's late result was faster than what was sent again
+        dedupes = epoch > 1 and all(resent[1:epoch])
+    same_effect = rerunnable or all(resent[epoch:] or [dedupes])
     return None if same_effect else CallEvent.DUPLICATE_EFFECT
 
 

@@ -465,6 +465,14 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(a) 6",
+        rule="What is sent again under one key is one effect, also where an earlier sending's late result was faster.",
+        file=_RESOLUTION,
+        old="        dedupes = epoch > 1 and all(resent[1:epoch])\n",
+        new="        dedupes = False\n",
+        tests=(_DOUBTS + "test_a_late_result_while_it_is_sent_again_is_of_the_same_effect",),
+    ),
+    Rule(
+        section="(a) 6",
         rule='A probe\'s "not there" does not count while an attempt can still land.',
         file=_RESOLUTION,
         old="        if not over:\n",
