@@ -4,8 +4,9 @@ Where several threads have something to be synced, it is written without that, a
 file for all that was written until that moment, while others write on. Those who came meanwhile share the next flush.
 The WAL is one log: a flush of it makes durable all that was committed before it began, by whichever connection.
 
-Nothing can be flushed again that could not be flushed: the kernel has forgotten that it was to be written. So after a
-flush that failed nothing more is claimed in this process.
+Nothing can be flushed again that could not be flushed: the kernel has forgotten that it was to be written, and what is
+written behind the gap is lost with it in a power cut. So after a flush that failed, whether here or in SQLite, nothing
+more is claimed in this process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Flushing:
         self._path = path
         self._lock = fork.new_lock()
         self._log: int | None = None
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -86,17 +87,22 @@ class Flushing:
             assert self._log is not None  # noqa: S101 - it is not closed before all is flushed, or that has failed
             self._flush(self._log)
 
+    def failed(self, error: Exception) -> StoreUnavailable:
+        """A flush failed: nothing more is claimed; what to tell those whom it was for."""
+        self._error = error
+        return self._failed(error)
+
     def _flush(self, log: int) -> None:
         written = self._written  # before the flush begins: what is written meanwhile may miss it
         try:
             os.fdatasync(log)
         except OSError as error:
-            self._error = error
-            raise self._failed(error) from error
+            raise self.failed(error) from error
         self._flushed = written
 
-    def _failed(self, error: OSError) -> StoreUnavailable:
+    def _failed(self, error: Exception) -> StoreUnavailable:
+        why = getattr(error, "strerror", None) or error
         return StoreUnavailable(
-            f"the disk of the ledger {self._path} failed ({error.strerror or error}), and what was written last may be "
+            f"the disk of the ledger {self._path} failed ({why}), and what was written last may be "
             "lost; nothing was started, and this process starts nothing more: see to the disk, and start it again"
         )

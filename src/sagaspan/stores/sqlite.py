@@ -238,8 +238,13 @@ class SqliteStore(SqlReads):
 
     def _error(self, error: Exception) -> StoreError:
         if isinstance(error, sqlite3.Error):
-            return StoreUnavailable(_explain(self.path, error))
+            return self._unavailable(error)
         return StoreError(f"the ledger {self.path} cannot hold a value of this record ({error}); nothing was started")
+
+    def _unavailable(self, error: sqlite3.Error) -> StoreUnavailable:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_FSYNC:
+            return self._flushing.failed(error)
+        return StoreUnavailable(_explain(self.path, error))
 
     def put_fact(self, namespace: str, name: str, value: str, *, expected: str | None) -> bool:
         """Save a fact if it still is ``expected``; see ``Store.put_fact``."""
@@ -395,7 +400,7 @@ class SqliteStore(SqlReads):
                     self._connection = self._open()
                 yield self._connection
             except sqlite3.Error as error:
-                raise StoreUnavailable(_explain(self.path, error)) from error
+                raise self._unavailable(error) from error
 
     def _check_in_place(self) -> None:
         """SQLite goes on writing to a file that was deleted or replaced: what is claimed there protects nothing."""

@@ -91,9 +91,17 @@ RULES: Final[tuple[Rule, ...]] = (
         section="2",
         rule="After a flush that failed nothing more is claimed: what it was of may be lost.",
         file="src/sagaspan/stores/_sqlite_flushing.py",
-        old="            self._error = error\n",
+        old="        self._error = error\n",
         new="",
         tests=(_FLUSHING + "test_a_flush_that_fails",),
+    ),
+    Rule(
+        section="2",
+        rule="A flush by SQLite that failed is one, too: nothing is claimed behind the gap that it may have left.",
+        file=_SQLITE,
+        old="            return self._flushing.failed(error)\n",
+        new="            pass\n",
+        tests=(_FLUSHING + "test_a_flush_of_sqlite_that_fails",),
     ),
     Rule(
         section="2",
