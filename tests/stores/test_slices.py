@@ -338,6 +338,29 @@ def test_who_says_nothing_of_slices_uses_those_that_there_are(hot: PostgresStore
     assert _slices(hot) == 0
 
 
+_LATE: Final = ("as $body$\nbegin\n  perform 1", "as $body$\nbegin\n  perform pg_advisory_xact_lock(42);\n  perform 1")
+"""Between a row that was passed over since it had slices and the look at it."""
+
+
+@pytest.mark.parametrize("broken", [_LATE], ids=["late"], indirect=True)
+def test_who_says_nothing_of_slices_settles_while_they_are_taken_back(broken: PostgresStore, postgres: Postgres) -> None:
+    """What he held is given back, and what he spent is counted: the row is there, with slices or no more."""
+    saved(broken, ReserveChange(BIG, 10))
+    other = postgres.store()
+    settling = threading.Thread(target=saved, args=(other, SpendChange(BIG, 10, 3)))
+    with contextlib.closing(broken._connect()) as holder:
+        with holder.transaction():
+            holder.execute("select pg_advisory_xact_lock(42)")
+            settling.start()
+            while holder.execute(_BLOCKED).fetchone() != (1,):
+                assert settling.is_alive()
+                time.sleep(0.005)
+            saved(broken, ReserveChange(BIG, 900))
+            assert _slices(broken) == 0
+        settling.join(60)
+    assert other.budget(BIG) == replace(BIG, spent=3, reserved=900)
+
+
 def test_commits_that_go_together_share_a_slice(hot: PostgresStore) -> None:
     """Each is answered as if it went alone; what does not fit together is left to each."""
     saved(hot, ReserveChange(BIG, 10))

@@ -152,7 +152,7 @@ begin
                and (excluded.cap is null or b.spent + b.overdraft + b.reserved + excluded.reserved <= excluded.cap);
             get diagnostics v_saved = row_count;
             if v_saved = 0 then
-              perform {name}_anew(jsonb_populate_record(null::budgets, v_record));
+              perform {name}_anew(jsonb_populate_record(null::budgets, v_record), 1);
             end if;
           end if;
 
@@ -174,7 +174,7 @@ begin
              where {budget_of} and b.slices = 0
             returning b.spent + b.overdraft into v_used;
             if not found then
-              perform {name}_anew(jsonb_populate_record(null::budgets, v_record));
+              perform {name}_anew(jsonb_populate_record(null::budgets, v_record), 0);
             end if;
           end if;
           v_used := coalesce(v_used, 0);  -- pruned meanwhile

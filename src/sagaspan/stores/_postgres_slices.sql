@@ -34,10 +34,11 @@ begin
 end
 $body$;
 
--- Begin anew if a budget has slices: only those that know of them may count in it.
-create function {name}_anew (r budgets) returns void language plpgsql as $body$
+-- Begin anew if a budget has so many slices: only those that know of them may count in it. None is enough for who holds
+-- neither its lock nor its row: it had some when it was passed over, and they may have been taken back since.
+create function {name}_anew (r budgets, p_slices bigint) returns void language plpgsql as $body$
 begin
-  perform 1 from budgets b where {budget_of} and b.slices > 0;
+  perform 1 from budgets b where {budget_of} and b.slices >= p_slices;
   if found then
     raise exception using errcode = 'SG004', message = 'has slices';
   end if;
@@ -127,7 +128,7 @@ begin
     end if;
     return true;
   end if;
-  perform {name}_anew(r);
+  perform {name}_anew(r, 1);
   return false;
 end
 $body$;
@@ -167,7 +168,7 @@ begin
      and (not p_fits or b.cap is null or b.spent + b.reserved - p_held + p_spends <= b.cap)
   returning b.spent + b.overdraft into v_used;
   if not found then
-    perform {name}_anew(r);
+    perform {name}_anew(r, 1);
     if p_fits then
       raise exception using errcode = 'SG002', message = 'each for itself';
     end if;
