@@ -343,7 +343,7 @@ _LATE: Final = ("as $body$\nbegin\n  perform 1", "as $body$\nbegin\n  perform pg
 
 
 @pytest.mark.parametrize("broken", [_LATE], ids=["late"], indirect=True)
-def test_who_says_nothing_of_slices_settles_while_they_are_taken_back(broken: PostgresStore, postgres: Postgres) -> None:
+def test_a_settle_that_knows_no_slices_counts_while_they_go(broken: PostgresStore, postgres: Postgres) -> None:
     """What he held is given back, and what he spent is counted: the row is there, with slices or no more."""
     saved(broken, ReserveChange(BIG, 10))
     other = postgres.store()
