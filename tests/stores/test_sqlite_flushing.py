@@ -137,6 +137,22 @@ def test_what_is_closed_is_flushed(store: SqliteStore, monkeypatch: pytest.Monke
     assert store.describe()["quick_check"] == "ok"
 
 
+def test_what_is_closed_after_a_flush_that_failed(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another flush would succeed, and say nothing of what the first one lost: who still waits for that is told so."""
+    first, second = store._flushing.written(), store._flushing.written()
+
+    def failing(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", failing)
+    with pytest.raises(StoreUnavailable):
+        store._flushing.flush(first)
+    monkeypatch.undo()
+    store.close()
+    with pytest.raises(StoreUnavailable, match="start it again"):
+        store._flushing.flush(second)
+
+
 def test_a_flush_of_sqlite_that_fails(store: SqliteStore) -> None:
     """What was settled before it may be a gap in the log: a claim behind that would be lost with it in a power cut."""
     before, first, after = ([CallChange(*open_call(replace(CALL, id=name, key=name)))] for name in "abc")

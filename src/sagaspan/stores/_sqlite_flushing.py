@@ -48,7 +48,7 @@ class Flushing:
             log, self._log = self._log, None
             if log is None:
                 return
-            if self._flushed < self._written:
+            if self._flushed < self._written and self._error is None:
                 with contextlib.suppress(StoreUnavailable):
                     self._flush(log)
             os.close(log)

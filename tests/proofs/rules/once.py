@@ -97,6 +97,14 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="2",
+        rule="After a flush that failed no other one says that what it was of is on disk.",
+        file="src/sagaspan/stores/_sqlite_flushing.py",
+        old="self._flushed < self._written and self._error is None",
+        new="self._flushed < self._written",
+        tests=(_FLUSHING + "test_what_is_closed_after_a_flush_that_failed",),
+    ),
+    Rule(
+        section="2",
         rule="A flush by SQLite that failed is one, too: nothing is claimed behind the gap that it may have left.",
         file=_SQLITE,
         old="            return self._flushing.failed(error)\n",
