@@ -61,7 +61,18 @@ def gone_on_with(guard: Guard, name: str, thread: str, turns: Sequence[RunInfo],
             f"nobody can tell in which run of the conversation {thread!r} this checkpoint was made, so nothing ran: "
             f"{_WHY[origin.unknown]}; or give the agent new input, which is its next turn"
         )
-    return next_turn(thread, turns)
+    silent = _silent_of(name, turns, origin)
+    return next_turn(thread, turns) if silent is None else silent.id
+
+
+def _silent_of(name: str, turns: Sequence[RunInfo], origin: Origin) -> RunInfo | None:
+    """The turn of a checkpoint that names none: one of a version that noted none, or one that has only asked so far."""
+    silence = origin.silence
+    if silence is None:
+        return None
+    mine = [turn for turn in turns if turn.name == name]
+    around = next((turn for turn in mine if silence.is_of(turn)), None)
+    return around or next((turn for turn in mine[:1] if silence.may_be_left_to(turn)), None)
 
 
 _WHY = {

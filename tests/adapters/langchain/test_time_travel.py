@@ -392,6 +392,65 @@ async def test_what_nobody_guarded_is_gone_on_with_in_a_turn_of_its_own(guard: G
     assert (world, turns(guard)) == (["A", "A", "B"], {"t/1": "paused", "t/2": "completed"})
 
 
+class Earlier(InMemorySaver):
+    """While ``is_earlier``, it is used by a version of Sagaspan that noted no runs."""
+
+    is_earlier = True
+
+    def put(self, config: Any, checkpoint: Any, metadata: Any, versions: Any) -> Any:
+        noted = config.get("metadata", {})
+        kept = {k: v for k, v in noted.items() if not (self.is_earlier and k.startswith("sagaspan_"))}
+        return super().put({**config, "metadata": kept}, checkpoint, metadata, versions)
+
+
+@WAYS
+@pytest.mark.parametrize(("is_changed", "goes_back"), [(False, False), (False, True), (True, False)])
+async def test_a_turn_that_an_earlier_version_paused_is_gone_on_with(
+    guard: Guard, world: World, way: str, is_changed: bool, goes_back: bool
+) -> None:
+    """Its checkpoints name no run, and those that it makes from now on do: what it had done is not done again."""
+    saver = Earlier()
+    agent = guard.wrap(make(world, [PAY, ASK, ASK], saver=saver), POLICIES)
+    await go(agent, way, ask(), on("t"))
+    if is_changed:
+        agent.update_state(on("t"), {"messages": []})
+    saver.is_earlier = False
+    if is_changed:
+        await go(agent, way, None, on("t"))
+    await go(agent, way, Command(resume="yes"), on("t"))
+    assert (world, turns(guard)) == (["A"], {"t/1": "paused"})
+    if goes_back:
+        earlier = list(agent.get_state_history(on("t")))[::-1]
+        await go(agent, way, None, next(state.config for state in earlier if state.next == ("tools",)))
+    else:
+        await go(agent, way, Command(resume="yes"), on("t"))
+    assert (world, turns(guard)) == (["A"], {"t/1": "paused" if goes_back else "completed"})
+
+
+@WAYS
+async def test_so_is_the_one_of_two_that_was_under_way(guard: Guard, world: World, way: str) -> None:
+    """When the checkpoint was made, not the last one."""
+    saver = Earlier()
+    agent = guard.wrap(make(world, [PAY, ASK], [PAY], saver=saver), POLICIES)
+    await go(agent, way, ask(), on("t"))
+    before = agent.get_state(on("t")).config
+    await go(agent, way, ask(), on("t"))
+    saver.is_earlier = False
+    await go(agent, way, Command(resume="yes"), before)
+    assert (world, turns(guard)) == (["A", "A"], {"t/1": "completed", "t/2": "completed"})
+
+
+@WAYS
+async def test_what_nobody_guarded_is_asked_about_once(guard: Guard, world: World, way: str) -> None:
+    """The turn that asks has made no checkpoint; whoever answers goes on with it."""
+    bare = make(world, [PAY], saver=InMemorySaver(), interrupt_before=["tools"])
+    await go(bare, way, ask(), on("t"))
+    agent = guard.wrap(make(world, [PAY], saver=bare.checkpointer), {"pay": {"effect": "write", "approve": True}})
+    await go(agent, way, None, on("t"))
+    await go(agent, way, Command(resume={"decisions": [{"type": "approve"}]}), on("t"))
+    assert (world, turns(guard)) == (["A"], {"t/1": "completed"})
+
+
 @WAYS
 async def test_an_agent_that_is_made_anew_over_the_same_database_is_the_same(
     world: World, way: str, tmp_path: Path

@@ -755,6 +755,25 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="design 3",
+        rule="A turn that an earlier version paused is gone on with, though its checkpoints name no run.",
+        file="adapters/sagaspan_langchain/_conversations.py",
+        old="    return around or next(",
+        new="    return next(",
+        tests=(
+            _TRAVEL + "test_a_turn_that_an_earlier_version_paused_is_gone_on_with",
+            _TRAVEL + "test_so_is_the_one_of_two_that_was_under_way",
+        ),
+    ),
+    Rule(
+        section="design 3",
+        rule="A turn that has only asked yet, over a checkpoint that names no run, is the one that the answer goes to.",
+        file="adapters/sagaspan_langchain/_origins.py",
+        old="return self.made < run.created and run.status in _NOT_OVER and _name_of(run) not in self.named",
+        new="return False",
+        tests=(_TRAVEL + "test_what_nobody_guarded_is_asked_about_once",),
+    ),
+    Rule(
+        section="design 3",
         rule="Nor does input that somebody gave by hand beside work that is under way.",
         file="adapters/sagaspan_langchain/_origins.py",
         old=' or (metadata.get("source") == "input" and before is not None)',
