@@ -9,6 +9,7 @@ import gc
 import inspect
 import logging
 import os
+import shutil
 import sqlite3
 import subprocess
 import textwrap
@@ -49,6 +50,29 @@ Sql = Callable[..., list[tuple[Any, ...]]]
 
 # Priming makes thousands of commits faster; a test makes a few, and thousands of tests leave their ledgers behind.
 sqlite.PRIMED_BYTES = 0  # type: ignore[misc]
+
+
+_MEMORY: Final = Path("/dev/shm")
+_ROOM_BYTES: Final = 12 * 2**30
+"""What must be free in memory: all the files of one run of the suite, three times."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What tests write is in memory where there is room: on a disk they wait for flushes that prove nothing there."""
+    if not _is_worker(config) and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Memory is given back; what failed can be looked at until the next run."""
+    base = session.config._tmp_path_factory._basetemp  # type: ignore[attr-defined]
+    if exitstatus == 0 and base is not None and not _is_worker(session.config) and base.is_relative_to(_MEMORY):
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Of pytest-xdist: its folder is within that of the process that started it."""
+    return hasattr(config, "workerinput")
 
 
 def pytest_xdist_auto_num_workers() -> int:
