@@ -8,7 +8,7 @@ import unicodedata
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sagaspan._characters import MARK, WIDTH, cells, fold, folded, is_hidden, quoted, visible, word
@@ -167,6 +167,7 @@ def test_scripts_are_named_where_a_whole_word_could_be_a_forgery() -> None:
 
 
 @given(line=st.text(max_size=300).map(visible), width=st.integers(20, 100))
+@example(line="\\u{1f}\\u{1093a}\\u{1f}0 \\u{16b90}", width=20)  # a blank early in a row, and at its end
 def test_a_folded_line_is_the_line(line: str, width: int) -> None:
     """Each row but the first has the mark and none is too wide; without the marks nothing is lost or added."""
     first, *rest = fold(line, width)

@@ -118,7 +118,7 @@ def fold(line: str, width: int = WIDTH) -> list[str]:
     for piece in _PIECE.findall(line) if cells(line) > width else (line,):
         size = cells(piece)
         if used + size > room and row:
-            at = row.rfind(" ", room // 2)
+            at = len(row) - 1 if row.endswith(" ") else row.rfind(" ", room // 2)
             rows.append(row[:at] if at > 0 else row)
             row = row[at:] if at > 0 else ""
             used, room = cells(row), width - len(MARK)

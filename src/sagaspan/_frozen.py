@@ -8,8 +8,10 @@ dataclasses with slots that derive from nothing and check nothing when they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, field, fields, is_dataclass, make_dataclass
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -20,18 +22,18 @@ _COPIES: Final[dict[type, _Copy]] = {}
 
 def quick(kind: type[T]) -> type[T]:
     """Class decorator above ``@dataclass(frozen=True, slots=True)``: the same ``__init__``, in half the time."""
-    twin, known = _twin(kind), _fields(kind)
-    names: dict[str, Any] = {"kind": kind, "twin": twin, "turn": object.__setattr__, "MISSING": MISSING}
-    for field in known:
-        names |= {f"default_{field.name}": field.default, f"make_{field.name}": field.default_factory}
-    made = _defined(
-        names,
-        f"def __init__({_parameters(known)}):",
-        "  turn(self, '__class__', twin)",
-        *(f"  self.{field.name} = {_value(field)}" for field in known),
-        "  self.__class__ = kind",
+    twin, turn = _twin(kind), object.__setattr__
+    fill = _init_of(
+        (one.name, Any, field(default=one.default, default_factory=one.default_factory, kw_only=one.kw_only))
+        for one in _fields(kind)
     )
-    made.__qualname__ = f"{kind.__qualname__}.__init__"
+
+    @functools.wraps(kind.__init__)
+    def made(self: Any, *in_place: Any, **by_name: Any) -> None:
+        turn(self, "__class__", twin)
+        fill(self, *in_place, **by_name)
+        self.__class__ = kind
+
     kind.__init__ = made  # type: ignore[method-assign]
     kind.__init_subclass__ = classmethod(_refuse)  # type: ignore[assignment]
     return kind
@@ -44,23 +46,25 @@ def replaced(one: T, **changes: Any) -> T:
     try:
         changed: T = copy(one, changes)
     except AttributeError:
-        unknown = sorted(changes.keys() - {field.name for field in _fields(kind)})
+        unknown = sorted(changes.keys() - set(_names(kind)))
         raise TypeError(f"{kind.__name__} has no field {', '.join(map(repr, unknown))}") from None
     return changed
 
 
 def _copy(kind: type) -> _Copy:
     """What makes a changed copy of an object of ``kind``."""
-    copied: _Copy = _defined(
-        {"kind": kind, "twin": _twin(kind), "new": object.__new__},
-        "def copied(one, changes):",
-        "  copy = new(twin)",
-        *(f"  copy.{field.name} = one.{field.name}" for field in _fields(kind)),
-        "  for name in changes:",
-        "    setattr(copy, name, changes[name])",
-        "  copy.__class__ = kind",
-        "  return copy",
-    )
+    twin, new, names = _twin(kind), object.__new__, _names(kind)
+    values_of = operator.attrgetter(*names, names[0])  # one more, so that it is a tuple also of a single field
+    fill = _init_of((name, Any) for name in names)
+
+    def copied(one: Any, changes: Mapping[str, Any]) -> Any:
+        copy: Any = new(twin)
+        fill(copy, *values_of(one)[:-1])
+        for name in changes:
+            setattr(copy, name, changes[name])
+        copy.__class__ = kind
+        return copy
+
     return copied
 
 
@@ -73,31 +77,18 @@ def _twin(kind: type) -> type:
     return type(kind.__name__, (), {"__slots__": vars(kind)["__slots__"]})
 
 
+def _init_of(known: Iterable[Any]) -> Any:
+    """The ``__init__`` that ``dataclasses`` make of fields that are not frozen: each is set, one after the other."""
+    return vars(make_dataclass("_Filled", known))["__init__"]
+
+
 def _fields(kind: Any) -> tuple[Field[Any], ...]:
     return fields(kind)
 
 
-def _parameters(known: tuple[Field[Any], ...]) -> str:
-    """Those of ``__init__``: ``self``, those in place, and those by name only."""
-    in_place, by_name = ([_parameter(field) for field in known if field.kw_only is only] for only in (False, True))
-    return ", ".join(["self", *in_place, *(["*", *by_name] if by_name else [])])
-
-
-def _parameter(field: Field[Any]) -> str:
-    is_needed = field.default is MISSING and field.default_factory is MISSING
-    return field.name if is_needed else f"{field.name}=default_{field.name}"
-
-
-def _value(field: Field[Any]) -> str:
-    name = field.name
-    return name if field.default_factory is MISSING else f"make_{name}() if {name} is MISSING else {name}"
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(one.name for one in _fields(kind))
 
 
 def _refuse(kind: type) -> None:
     raise TypeError(f"{kind.__name__} would be made an object of the class that it derives from")
-
-
-def _defined(names: dict[str, Any], first: str, *lines: str) -> Any:
-    """The function of this source; only names of fields are put into it, as ``dataclasses`` does it."""
-    exec("\n".join((first, *lines)), names)  # noqa: S102
-    return names[first.removeprefix("def ").partition("(")[0]]

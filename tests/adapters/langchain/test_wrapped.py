@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -77,6 +78,10 @@ async def test_what_langchain_s_own_middleware_edits_is_what_we_ask_about(
     assert (world, states(guard)) == (["paid X"], {"t/1": "completed"})
 
 
+@pytest.mark.skipif(
+    "interrupt_mode" not in inspect.signature(HumanInTheLoopMiddleware).parameters,
+    reason="this LangChain's own middleware asks once for all calls of a message",
+)
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 async def test_its_question_to_a_call_comes_before_ours(guard: Guard, world: World, pay: BaseTool, way: str) -> None:
     """``per_call`` asks within the same task: each answer is for its own question."""
