@@ -58,7 +58,12 @@ _COSTS_LESS: Any = {"effect": "read", "cost": lambda n, result: "0.5 USD" if res
 
 def test_calls_at_once_go_one_after_the_other(guard: Guard) -> None:
     """Two fit beside each other, and all six one after the other: all threads run, and the run completes."""
-    work = guard.tool("work", **_COSTS_LESS)(lambda n: n)
+
+    @guard.tool(**_COSTS_LESS)
+    def work(n: int) -> int:
+        threading.Event().wait(0.02)  # else each may have ended before the next begins
+        return n
+
     with guard.run("r", id="r"), ThreadPoolExecutor(6) as pool:
         calls = [pool.submit(copy_context().run, work, n) for n in range(6)]
         assert [call.result(30) for call in calls] == list(range(6))
