@@ -18,6 +18,9 @@ from tests.own_servers import Server, ended_by_sigterm, mariadb_server, postgres
 AWAY_SECONDS: Final = 0.5
 """How long it is not there after a SIGKILL, beside the time it takes to start."""
 
+FIRST: Final = 0.7
+"""Over which share of the orders: the others are enough for the last restart to come before the storm is over."""
+
 KINDS: Final[Mapping[str, Callable[[], contextlib.AbstractContextManager[Server]]]] = {
     "postgres": lambda: postgres_server("wal_writer_delay=10s"),
     "mariadb": mariadb_server,
@@ -27,7 +30,7 @@ KINDS: Final[Mapping[str, Callable[[], contextlib.AbstractContextManager[Server]
 
 @dataclass(kw_only=True)
 class Restarts:
-    """Restarts a server ``left`` times, evenly over the orders; ``url`` is its, None without a restart."""
+    """Restarts a server ``left`` times, evenly over the first orders; ``url`` is its, None without a restart."""
 
     left: int
     server: Server | None = None
@@ -42,7 +45,7 @@ class Restarts:
 
     def __call__(self, share: float) -> None:
         """Restart it, if such a share of the orders is over that the next restart is due."""
-        if self.server is None or not self.left or share < (self.done + 0.5) / (self.done + self.left):
+        if self.server is None or not self.left or share < FIRST * (self.done + 0.5) / (self.done + self.left):
             return
         how = next(self.hows)
         self.left -= 1
