@@ -732,7 +732,10 @@ RULES: Final[tuple[Rule, ...]] = (
         file="adapters/sagaspan_langchain/_turns.py",
         old="        self.config = tasks.merged(self.config, origins.marks(self._run))\n",
         new="",
-        tests=(_TRAVEL + "test_a_paused_turn_begun_again_in_its_middle_repeats_nothing",),
+        tests=(
+            _TRAVEL + "test_a_run_of_another_ledger_is_not_gone_on_with",
+            _TRAVEL + "test_a_pause_in_a_run_of_the_caller_s_is_gone_on_with_in_that",
+        ),
     ),
     Rule(
         section="design 3",
