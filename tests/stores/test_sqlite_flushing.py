@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import platform
+import shutil
+import sqlite3
 import struct
 import sys
 import threading
@@ -17,10 +20,12 @@ from typing import Any
 import pytest
 
 from sagaspan.exceptions import StoreUnavailable
+from sagaspan.ledger.records import LeaseRecord
 from sagaspan.ledger.store import CallChange
 from sagaspan.ledger.transitions import open_call
-from sagaspan.stores._sqlite_flushing import Flushing
+from sagaspan.stores._sqlite_flushing import LONG, Flushing
 from sagaspan.stores.sqlite import SqliteStore
+from tests.proofs.wal_file import read
 from tests.stores.test_sqlite import CALL
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fdatasync"), reason="SQLite syncs each commit where there is none")
@@ -157,15 +162,120 @@ def test_a_flush_of_sqlite_that_fails(store: SqliteStore) -> None:
     """What was settled before it may be a gap in the log: a claim behind that would be lost with it in a power cut."""
     before, first, after = ([CallChange(*open_call(replace(CALL, id=name, key=name)))] for name in "abc")
     assert store.commit(before, synced=False)
-    _where_nothing_is_flushed(lambda: store.commit(first, synced=True))
+    told = _where_nothing_is_flushed(lambda: store.commit(first, synced=True))
+    assert "start it again" in str(told)
     with pytest.raises(StoreUnavailable, match="start it again") as refused:
         store.commit(after, synced=True)
     assert refused.value.tool_ran == "no"
     assert store.commit(after, synced=False)
 
 
-def _where_nothing_is_flushed(work: Callable[[], object]) -> None:
-    """In a thread whose flushes the kernel refuses (seccomp), which is to be told of it."""
+def test_a_long_log_that_cannot_be_flushed(store: SqliteStore) -> None:
+    """SQLite would write it into the ledger within a commit, and keep the failure to itself: a claim would follow."""
+    _lengthen_log(store)
+    settled, claimed = _change("settled"), _change("claimed")
+    assert _where_nothing_is_flushed(lambda: store.commit(settled, synced=False)) is None
+    assert store.get_call("settled") is not None
+    with pytest.raises(StoreUnavailable, match="start it again"):
+        store.commit(claimed, synced=True)
+    assert store.get_call("claimed") is None
+
+
+def test_a_claim_behind_a_long_log_that_cannot_be_flushed(store: SqliteStore) -> None:
+    """It is not written at all."""
+    _lengthen_log(store)
+    refused = _where_nothing_is_flushed(lambda: store.commit(_change("claimed"), synced=True))
+    assert "start it again" in str(refused)
+    assert store.get_call("claimed") is None
+
+
+def test_a_log_stays_short(store: SqliteStore) -> None:
+    """It goes into the ledger when it is long, and is begun again; its file stays as long as it was made."""
+    log = Path(f"{store.path}-wal")
+    seen = []
+    for number in range(600):
+        assert store.commit(_change(str(number)), synced=number % 2 == 0)
+        seen.append(store._flushing.is_long)
+    assert seen.count(True) >= 2
+    assert seen.count(True) < 10
+    assert log.stat().st_size < (LONG + 50) * (4096 + 24)
+    assert len(read(log.read_bytes())) < LONG + 50
+
+
+def test_a_claim_that_came_before_a_flush_failed(store: SqliteStore) -> None:
+    """And is written after it: not at all. What has ended and waits beside it is."""
+    answers: dict[str, object] = {}
+
+    def commit(name: str, *, synced: bool) -> None:
+        try:
+            answers[name] = store.commit(_change(name), synced=synced)
+        except StoreUnavailable as error:
+            answers[name] = error
+
+    def fail() -> None:
+        with store._lock:
+            while len(store._queue) < 2:
+                pass
+            store._flushing.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
+
+    _together([fail, lambda: commit("claimed", synced=True), lambda: commit("settled", synced=False)])
+    assert "start it again" in str(answers["claimed"])
+    assert store.get_call("claimed") is None
+    assert answers["settled"]
+    assert store.get_call("settled") is not None
+
+
+def test_a_fact_after_a_flush_that_failed(store: SqliteStore) -> None:
+    """A key, or what a policy says, that a power cut takes back would be worse than none; a lease is only for now."""
+    assert store.put_fact("n", "before", "1", expected=None)
+    store._flushing.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
+    with pytest.raises(StoreUnavailable, match="start it again"):
+        store.put_fact("n", "after", "1", expected=None)
+    with pytest.raises(StoreUnavailable, match="start it again"):
+        store.put_fact("n", "before", "2", expected="1")
+    assert store.facts("n") == {"before": "1"}
+    store.renew(LeaseRecord(owner="o", renewed_us=0, until_us=0, until_boot_us=0, ttl_us=30_000_000))
+    assert store.lease_of("o") is not None
+
+
+def test_what_a_dead_process_left_is_in_the_ledger_before_anything_is_claimed(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    """It may have died of a flush that failed, of which nobody is told twice; if this one fails, nothing is claimed."""
+    assert store.commit(_change("left"), synced=False)
+    for folder in ("after", "refused"):
+        (tmp_path / folder).mkdir()
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{store.path}{suffix}", tmp_path / folder / f"ledger.db{suffix}")
+    after = SqliteStore(tmp_path / "after" / "ledger.db")
+    assert after.get_call("left") is not None
+    shutil.copy(after.path, tmp_path / "without-log.db")
+    after.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "without-log.db")) as connection:
+        assert connection.execute("select id from calls").fetchall() == [("left",)]
+
+    refused = SqliteStore(tmp_path / "refused" / "ledger.db")
+    assert _where_nothing_is_flushed(lambda: refused.get_call("left")) is None
+    with pytest.raises(StoreUnavailable, match="start it again"):
+        refused.commit(_change("claimed"), synced=True)
+    refused.close()
+
+
+def _change(name: str) -> list[CallChange]:
+    return [CallChange(*open_call(replace(CALL, id=name, key=name)))]
+
+
+def _lengthen_log(store: SqliteStore) -> None:
+    """Until the next commit finds it long."""
+    for number in range(1000):
+        if store._flushing.is_long:
+            return
+        store.commit(_change(f"before-{number}"), synced=False)
+    pytest.fail("the log does not grow")
+
+
+def _where_nothing_is_flushed(work: Callable[[], object]) -> StoreUnavailable | None:
+    """In a thread whose flushes the kernel refuses (seccomp); what it was told of that."""
     flushes = {"x86_64": (74, 75), "aarch64": (82, 83)}.get(platform.machine())
     if sys.platform != "linux" or flushes is None:
         pytest.skip("the numbers of these system calls are not known here")
@@ -178,7 +288,7 @@ def _where_nothing_is_flushed(work: Callable[[], object]) -> None:
         (back, 0, 0, 0x7FFF0000),  # allowed
     ]
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    told: list[BaseException | None] = []
+    told: list[StoreUnavailable | None] = []
 
     def run() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -195,4 +305,4 @@ def _where_nothing_is_flushed(work: Callable[[], object]) -> None:
     _together([run])
     if not told:
         pytest.skip("the kernel takes no filter here")
-    assert "start it again" in str(told[0])
+    return told[0]

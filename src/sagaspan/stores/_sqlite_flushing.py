@@ -1,12 +1,18 @@
-"""Flushes of the WAL for a crowd: SQLite would sync each commit before anybody else can write.
+"""Flushes of the WAL: those for a crowd, when it is time for a checkpoint, and what follows from one that failed.
 
-Where several threads have something to be synced, it is written without that, and whoever comes first then flushes the
-file for all that was written until that moment, while others write on. Those who came meanwhile share the next flush.
-The WAL is one log: a flush of it makes durable all that was committed before it began, by whichever connection.
+SQLite would sync each commit before anybody else can write. Where several threads have something to be synced, it is
+written without that, and whoever comes first then flushes the file for all that was written until that moment, while
+others write on. Those who came meanwhile share the next flush. The WAL is one log: a flush of it makes durable all that
+was committed before it began, by whichever connection.
 
 Nothing can be flushed again that could not be flushed: the kernel has forgotten that it was to be written, and what is
 written behind the gap is lost with it in a power cut. So after a flush that failed, whether here or in SQLite, nothing
 more is claimed in this process.
+
+Therefore no flush may fail unheard. SQLite also flushes the log where it is long and goes into the ledger (a
+checkpoint), does so within any commit, and keeps a failure to itself (``sqlite3WalDefaultHook``): the next claim's
+flush would be told that all is well. So the store makes the checkpoints itself, and asks here when it is time. Another
+process hears of the failure by its own file: Linux (4.13) tells each open file once what could not be written.
 """
 
 from __future__ import annotations
@@ -15,9 +21,16 @@ import contextlib
 import os
 from collections import deque
 from pathlib import Path
+from typing import Final
 
 from sagaspan import _fork as fork
 from sagaspan.exceptions import StoreUnavailable
+
+LONG: Final = 1000
+"""Frames, as SQLite's own ``wal_autocheckpoint`` has it."""
+
+_HEADER: Final = 32
+_FRAME_HEADER: Final = 24
 
 
 class Flushing:
@@ -36,11 +49,12 @@ class Flushing:
         self._written = 0
         self._flushed = 0
 
-    def open(self) -> None:
-        """The log is there; where it cannot be opened, or flushed by itself, SQLite goes on to sync."""
+    def open(self) -> bool:
+        """The log is there; False where it cannot be opened, or flushed by itself: SQLite goes on with all of it."""
         if hasattr(os, "fdatasync"):
             with contextlib.suppress(OSError):
                 self._log = os.open(f"{self._path}-wal", os.O_RDONLY)
+        return self._log is not None
 
     def close(self) -> None:
         """Flush what somebody still waits for (who is told if that fails), and let the log go."""
@@ -62,10 +76,26 @@ class Flushing:
         """Whether others have something to be synced, too."""
         return len(self._coming) > 1 and self._log is not None
 
-    def comes(self) -> None:
-        """Somebody has something to be synced, until he ``goes``; raises ``StoreUnavailable`` once a flush failed."""
+    @property
+    def is_long(self) -> bool:
+        """Whether it is time for a checkpoint: frame ``LONG`` has the salts of this log (sqlite.org/fileformat2.html).
+
+        After a flush that failed it never is: what the checkpoint before may have lost is only in the log.
+        """
+        if self._log is None or self._error is not None:
+            return False
+        header = os.pread(self._log, _HEADER, 0)
+        page, salts = int.from_bytes(header[8:12]), header[16:24]
+        return bool(salts) and os.pread(self._log, 8, _HEADER + (LONG - 1) * (_FRAME_HEADER + page) + 8) == salts
+
+    def check(self) -> None:
+        """Raises ``StoreUnavailable`` once a flush failed: nothing is on disk for certain any more."""
         if self._error is not None:
             raise self._failed(self._error)
+
+    def comes(self) -> None:
+        """Somebody has something to be synced, until he ``goes``; raises as ``check``."""
+        self.check()
         self._coming.append(None)
 
     def goes(self) -> None:
@@ -82,8 +112,7 @@ class Flushing:
         with self._lock:
             if self._flushed >= number:
                 return
-            if self._error is not None:
-                raise self._failed(self._error)
+            self.check()
             assert self._log is not None  # noqa: S101 - it is not closed before all is flushed, or that has failed
             self._flush(self._log)
 

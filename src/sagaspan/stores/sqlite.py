@@ -99,6 +99,7 @@ delete from owners
    and owner not in (select owner from calls where {OPEN} and state = 'running')
 """  # noqa: S608
 _PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?) on conflict do nothing"
+_CHECKPOINT: Final = "pragma wal_checkpoint(passive)"
 _CHANGE_FACT: Final = "update facts set value = ? where namespace = ? and name = ? and value = ?"
 
 _EVERYBODY_S: Final = (sqlite3.OperationalError,)
@@ -217,15 +218,27 @@ class SqliteStore(SqlReads):
         return request.outcome()
 
     def _write_all(self, connection: sqlite3.Connection) -> None:
+        self._shorten_log(connection)
         batch = [self._queue.popleft() for _ in range(len(self._queue))]
         try:
-            self._write_batch(connection, batch)
+            self._write_batch(connection, [request for request in batch if self._is_of_use(request)])
         except BaseException:
             # Interrupted in the middle, and rolled back: whoever waits next writes for the others.
             self._queue.extendleft(request for request in reversed(batch) if not request.ended)
             raise
 
+    def _is_of_use(self, request: _Request) -> bool:
+        """Whether it can be kept as it asks to be: a flush may have failed since it came."""
+        if request.synced:
+            try:
+                self._flushing.check()
+            except StoreUnavailable as error:
+                request.end(error=error)
+        return not request.ended
+
     def _write_batch(self, connection: sqlite3.Connection, batch: Sequence[_Request]) -> None:
+        if not batch:
+            return
         try:
             _write(connection, batch, self._chains, self._flushing)
         except (sqlite3.Error, ValueError, OverflowError) as error:
@@ -242,13 +255,28 @@ class SqliteStore(SqlReads):
         return StoreError(f"the ledger {self.path} cannot hold a value of this record ({error}); nothing was started")
 
     def _unavailable(self, error: sqlite3.Error) -> StoreUnavailable:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_FSYNC:
+        if _is_of_flush(error):
             return self._flushing.failed(error)
         return StoreUnavailable(_explain(self.path, error))
+
+    def _shorten_log(self, connection: sqlite3.Connection) -> None:
+        """Write a long log into the ledger before anything is added to it: no claim follows if its flush fails."""
+        if self._flushing.is_long:
+            self._checkpoint(connection)
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Any other failure leaves the log as it was, and what is in it as safe: it is only longer at the next try."""
+        try:
+            connection.execute(_CHECKPOINT).fetchall()
+        except sqlite3.Error as error:
+            if _is_of_flush(error):
+                self._flushing.failed(error)
 
     def put_fact(self, namespace: str, name: str, value: str, *, expected: str | None) -> bool:
         """Save a fact if it still is ``expected``; see ``Store.put_fact``."""
         with self._connected() as connection:
+            self._shorten_log(connection)
+            self._flushing.check()
             connection.execute("pragma synchronous = full")
             if expected is None:
                 saved = connection.execute(_PUT_FACT, (namespace, name, value))
@@ -257,9 +285,14 @@ class SqliteStore(SqlReads):
             return saved.rowcount == 1
 
     def renew(self, lease: LeaseRecord) -> None:
-        """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its file."""
+        """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its file.
+
+        After a flush that failed, too: it says that this process lives, as it does, and no disk has to know it. Without
+        it others would take over what still runs.
+        """
         with self._connected() as connection:
             self._check_in_place()
+            self._shorten_log(connection)
             connection.execute("pragma synchronous = normal")
             connection.execute(_RENEW, columns.lease_values(lease))
 
@@ -381,6 +414,7 @@ class SqliteStore(SqlReads):
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction that deletes; it need not be synced: what comes back after a power cut is deleted again."""
         with self._connected() as connection:
+            self._shorten_log(connection)
             connection.execute("pragma synchronous = normal")
             connection.execute("begin immediate")
             try:
@@ -438,13 +472,15 @@ class SqliteStore(SqlReads):
             current_version(connection, str(self.path))  # before anything is written to what may not be ours
             _write_ahead(connection)
             self._done = migrate(connection, str(self.path), apply=self._migrate)
+            if self._flushing.open():
+                connection.execute("pragma wal_autocheckpoint = 0")
             if self._create and not self._never_sync:
                 self._prime(connection)
         except BaseException:
+            self._flushing.close()
             connection.close()
             raise
         self._file = _identity(self.path)
-        self._flushing.open()
         self._chains.forget()
         return connection
 
@@ -466,14 +502,18 @@ class SqliteStore(SqlReads):
             ) from error
 
     def _prime(self, connection: sqlite3.Connection) -> None:
+        """See that the log has grown, and that all of it is in the ledger.
+
+        Whoever wrote it may have died of a flush that failed, and nothing is to be claimed behind what that has lost.
+        """
         wal = Path(f"{self.path}-wal")
-        if wal.exists() and wal.stat().st_size >= PRIMED_BYTES:
-            return
-        connection.execute("begin immediate")
-        connection.execute("create table priming (filler blob)")
-        connection.execute("insert into priming values (zeroblob(?))", (PRIMED_BYTES,))
-        connection.execute("drop table priming")
-        connection.execute("commit")
+        if not wal.exists() or wal.stat().st_size < PRIMED_BYTES:
+            connection.execute("begin immediate")
+            connection.execute("create table priming (filler blob)")
+            connection.execute("insert into priming values (zeroblob(?))", (PRIMED_BYTES,))
+            connection.execute("drop table priming")
+            connection.execute("commit")
+        self._checkpoint(connection)
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
@@ -539,6 +579,10 @@ def _save_apart(connection: sqlite3.Connection, request: _Request, chains: Chain
         connection.execute("rollback to request")
     connection.execute("release request")
     return commit
+
+
+def _is_of_flush(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_FSYNC
 
 
 def _explain(path: Path, error: sqlite3.Error) -> str:

@@ -113,6 +113,49 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="2",
+        rule="No checkpoint is SQLite's own: it keeps to itself that the flush of one failed, and a claim would follow.",
+        file=_SQLITE,
+        old='                connection.execute("pragma wal_autocheckpoint = 0")\n',
+        new="                pass\n",
+        tests=(_FLUSHING + "test_a_long_log_that_cannot_be_flushed",),
+    ),
+    Rule(
+        section="2",
+        rule="A checkpoint whose flush failed is a flush that failed: nothing is claimed behind it.",
+        file=_SQLITE,
+        old="            if _is_of_flush(error):\n                self._flushing.failed(error)\n",
+        new="            pass\n",
+        tests=(_FLUSHING + "test_a_long_log_that_cannot_be_flushed",),
+    ),
+    Rule(
+        section="2",
+        rule="What came before a flush failed, and is written after it, is not claimed.",
+        file=_SQLITE,
+        old="[request for request in batch if self._is_of_use(request)]",
+        new="batch",
+        tests=(_FLUSHING + "test_a_claim_that_came_before_a_flush_failed",),
+    ),
+    Rule(
+        section="2",
+        rule="After a flush that failed no fact is said to be on disk.",
+        file=_SQLITE,
+        old="            self._flushing.check()\n            connection",
+        new="            connection",
+        tests=(_FLUSHING + "test_a_fact_after_a_flush_that_failed",),
+    ),
+    Rule(
+        section="2",
+        rule="What another process left in the log is in the ledger before anything is claimed behind it.",
+        file=_SQLITE,
+        old="""            connection.execute("commit")
+        self._checkpoint(connection)
+""",
+        new="""            connection.execute("commit")
+""",
+        tests=(_FLUSHING + "test_what_a_dead_process_left_is_in_the_ledger_before_anything_is_claimed",),
+    ),
+    Rule(
+        section="2",
         rule='durability="full" syncs the settle too.',
         file=_SQLITE,
         old="synced or self._always_sync",
