@@ -511,7 +511,7 @@ def test_what_is_refused_of_a_batch_leaves_nothing_behind(store: Store) -> None:
     stale, stale_audit = move_run(RUN, RunEvent.COMPLETE, 2)
     requests = [[CallChange(good, good_audit)], [CallChange(half, half_audit), RunChange(stale, stale_audit, 7)]]
     saved: list[bool] = []
-    with store._lock:  # type: ignore[attr-defined]
+    with store._connected():  # type: ignore[attr-defined]
         work = [
             threading.Thread(target=lambda changes: saved.append(store.commit(changes, synced=True)), args=(changes,))
             for changes in requests
@@ -525,6 +525,24 @@ def test_what_is_refused_of_a_batch_leaves_nothing_behind(store: Store) -> None:
     assert sorted(map(bool, saved)) == [False, True]
     assert [call.id for call in store.calls_of("n", "r")] == ["c"]
     assert [row.event for row in store.audit_of("n", "r")] == ["run.open", "claim"]
+
+
+def test_who_is_written_by_another_goes_on_at_once(store: Store) -> None:
+    """It does not wait for the connection, which others may use one after the other."""
+    answered = threading.Event()
+
+    def claim() -> None:
+        assert store.commit([CallChange(*open_call(CALL))], synced=True)
+        answered.set()
+
+    waiting = threading.Thread(target=claim)
+    with store._connected() as connection:  # type: ignore[attr-defined]
+        waiting.start()
+        while not store._queue:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        store._write_all(connection)  # type: ignore[attr-defined]
+        assert answered.wait(20)
+    waiting.join()
 
 
 def test_what_is_refused_of_a_batch_does_not_touch_the_others(guard: Guard) -> None:

@@ -12,6 +12,7 @@ import sqlite3
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +61,7 @@ def _claims(store: SqliteStore, ids: str, saved: Callable[[str], object] = lambd
         saved(name)
 
     def let_them_in() -> None:
-        with store._lock:
+        with store._connected():
             while len(store._queue) < len(ids):
                 pass
 
@@ -110,6 +111,44 @@ def test_a_flush_is_for_what_was_written_before_it_began(tmp_path: Path, monkeyp
     assert flushes == [2]
     flushing.close()
     assert flushes == [2]
+
+
+def test_who_is_on_disk_goes_on_while_the_next_flush_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waited for a flush does not wait for the one after it, although that begins at once."""
+    (tmp_path / "ledger.db-wal").touch()
+    flushing = Flushing(tmp_path / "ledger.db")
+    flushing.open()
+    waits, answered = threading.Event(), threading.Event()
+    first, second = flushing.written(), 0
+    went_on: list[bool] = []
+
+    def slow(file: int) -> None:
+        if second:
+            went_on.append(answered.wait(20))
+        else:
+            waits.wait(20)
+            deadline = time.monotonic() + 5
+            while not flushing._asleep and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def wait_for_the_first() -> None:
+        while not flushing._lock.locked():
+            pass
+        waits.set()
+        flushing.flush(first)
+        answered.set()
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    waiting = threading.Thread(target=wait_for_the_first)
+    waiting.start()
+    flushing.flush(first)
+    second = flushing.written()
+    flushing.flush(second)
+    waiting.join(20)
+    assert went_on == [True]
+    flushing.close()
 
 
 def test_a_flush_that_fails(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 SQLite would sync each commit before anybody else can write. Where several threads have something to be synced, it is
 written without that, and whoever comes first then flushes the file for all that was written until that moment, while
-others write on. Those who came meanwhile share the next flush. The WAL is one log: a flush of it makes durable all that
-was committed before it began, by whichever connection.
+others write on. Those who came meanwhile share the next flush, and sleep until then: whose commit is on disk goes on,
+although the next flush is under way. The WAL is one log: a flush of it makes durable all that was committed before it
+began, by whichever connection.
 
 Nothing can be flushed again that could not be flushed: the kernel has forgotten that it was to be written, and what is
 written behind the gap is lost with it in a power cut. So after a flush that failed, whether here or in SQLite, nothing
@@ -25,6 +26,7 @@ from typing import Final
 
 from sagaspan import _fork as fork
 from sagaspan.exceptions import StoreUnavailable
+from sagaspan.stores._sleeping import Sleeper
 
 LONG: Final = 1000
 """Frames, as SQLite's own ``wal_autocheckpoint`` has it."""
@@ -46,6 +48,7 @@ class Flushing:
     def begin(self) -> None:
         """Nothing is written, and nobody comes; in a forked child those are the parent's."""
         self._coming: deque[None] = deque()  # as many as commits are on their way: of a deque no count is lost
+        self._asleep: deque[Sleeper] = deque()
         self._written = 0
         self._flushed = 0
 
@@ -66,6 +69,7 @@ class Flushing:
                 with contextlib.suppress(StoreUnavailable):
                     self._flush(log)
             os.close(log)
+        self._wake()
 
     def __del__(self) -> None:
         if self._log is not None:
@@ -109,17 +113,34 @@ class Flushing:
 
     def flush(self, number: int) -> None:
         """Return when the commit with this number is on disk; raises ``StoreUnavailable``."""
-        with self._lock:
-            if self._flushed >= number:
-                return
-            self.check()
-            assert self._log is not None  # noqa: S101 - it is not closed before all is flushed, or that has failed
-            self._flush(self._log)
+        while self._flushed < number:
+            if self._lock.locked():
+                self._sleep()
+            else:
+                self._flush_next(number)
 
     def failed(self, error: Exception) -> StoreUnavailable:
         """A flush failed: nothing more is claimed; what to tell those whom it was for."""
         self._error = error
         return self._failed(error)
+
+    def _sleep(self) -> None:
+        """Return when the flush that goes on is over."""
+        sleeper = Sleeper()
+        self._asleep.append(sleeper)
+        if self._lock.locked():  # else who had it may have woken the others already
+            sleeper.sleep()
+
+    def _flush_next(self, number: int) -> None:
+        try:
+            with self._lock:
+                if self._flushed >= number:
+                    return
+                self.check()
+                assert self._log is not None  # noqa: S101 - it is not closed before all is flushed, or that has failed
+                self._flush(self._log)
+        finally:
+            self._wake()
 
     def _flush(self, log: int) -> None:
         written = self._written  # before the flush begins: what is written meanwhile may miss it
@@ -128,6 +149,10 @@ class Flushing:
         except OSError as error:
             raise self.failed(error) from error
         self._flushed = written
+
+    def _wake(self) -> None:
+        for _ in range(len(self._asleep)):
+            self._asleep.popleft().wake()
 
     def _failed(self, error: Exception) -> StoreUnavailable:
         why = getattr(error, "strerror", None) or error

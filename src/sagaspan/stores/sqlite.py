@@ -43,6 +43,7 @@ from sagaspan.stores import _sqlite_forgetting as forgetting
 from sagaspan.stores._migrate import current_version, migrate, migrations
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 from sagaspan.stores._reading import OPEN, SqlReads, marks
+from sagaspan.stores._sleeping import Sleeper
 from sagaspan.stores._sqlite_audit import Chains
 from sagaspan.stores._sqlite_changes import save_all
 from sagaspan.stores._sqlite_flushing import Flushing
@@ -77,6 +78,7 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     for store in _forking.closed:
         store._lock.release()  # noqa: SLF001 - the same room
+        store._wake_next()  # noqa: SLF001 - the same room
 
 
 def _after_fork_in_child() -> None:
@@ -106,12 +108,13 @@ _EVERYBODY_S: Final = (sqlite3.OperationalError,)
 """A locked, full or failing file is the matter of everybody who waits to write; other errors are of one request."""
 
 
-class _Request:
+class _Request(Sleeper):
     """Changes that wait to be written, and how that ended; ``number`` is what is still to be flushed, or 0."""
 
     __slots__ = ("_commit", "_error", "changes", "ended", "number", "synced")
 
     def __init__(self, changes: Sequence[Change], synced: bool) -> None:
+        super().__init__()
         self.changes = changes
         self.synced = synced
         self.ended = False
@@ -121,6 +124,7 @@ class _Request:
 
     def end(self, commit: Commit = SAVED, *, number: int = 0, error: StoreError | None = None) -> None:
         self._commit, self._error, self.number, self.ended = commit, error, number, True
+        self.wake()
 
     def outcome(self) -> Commit:
         if self._error is not None:
@@ -185,8 +189,9 @@ class SqliteStore(SqlReads):
     def commit(self, changes: Sequence[Change], *, synced: bool) -> Commit:
         """Save all changes in one transaction, or none of them; see ``Store.commit``.
 
-        A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up, and the
-        next of them writes for all. What is to be synced is flushed then, while others write: one flush for a crowd.
+        A caller who finds the connection free writes for itself at once. Those who come meanwhile queue up and sleep,
+        and the next of them writes for all. What is to be synced is flushed then, while others write: one flush for a
+        crowd.
         """
         if self.seal.active:
             changes = [self.seal.closed(change) for change in changes]
@@ -206,13 +211,18 @@ class SqliteStore(SqlReads):
     def _commit(self, request: _Request) -> Commit:
         self._queue.append(request)
         try:
-            with self._connected() as connection:
-                if not request.ended:
-                    self._write_all(connection)
+            while not request.ended:
+                if self._lock.locked():
+                    request.sleep()
+                    continue
+                with self._connected() as connection:
+                    if not request.ended:
+                        self._write_all(connection)
         except BaseException as error:
             # Whoever was told that it failed must not find it done by the next writer: no half-claimed call.
             with self._lock, contextlib.suppress(ValueError):
                 self._queue.remove(request)
+            self._wake_next()
             if not (request.ended and isinstance(error, Exception)):  # else somebody had written it already
                 raise
         return request.outcome()
@@ -392,6 +402,7 @@ class SqliteStore(SqlReads):
         with self._lock:
             self._close()
             self._file = None
+        self._wake_next()
 
     def _close(self) -> None:
         self._flushing.close()
@@ -428,13 +439,22 @@ class SqliteStore(SqlReads):
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = self._open()
-                yield self._connection
-            except sqlite3.Error as error:
-                raise self._unavailable(error) from error
+        try:
+            with self._lock:
+                try:
+                    if self._connection is None:
+                        self._connection = self._open()
+                    yield self._connection
+                except sqlite3.Error as error:
+                    raise self._unavailable(error) from error
+        finally:
+            self._wake_next()
+
+    def _wake_next(self) -> None:
+        """The connection is free: let who waits longest write."""
+        if self._queue:
+            with contextlib.suppress(IndexError):  # somebody has taken it meanwhile
+                self._queue[0].wake()
 
     def _check_in_place(self) -> None:
         """SQLite goes on writing to a file that was deleted or replaced: what is claimed there protects nothing."""
