@@ -325,6 +325,39 @@ class Touched:
     usage: tuple[UsageRecord, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Undoable:
+    """How many calls of a run are done that one ``compensate`` undoes, of one ``tool``."""
+
+    tool: str
+    compensate: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a run has done: how many calls it made, what they cost, and which would be undone, the newest first.
+
+    ``calls``: those that undo others do not count. ``cost`` is in nano-USD. ``undoable`` are as many kinds as were
+    asked for, and ``more`` is how many others there are.
+    """
+
+    calls: int = 0
+    cost: int = 0
+    undoable: tuple[Undoable, ...] = ()
+    more: int = 0
+
+
+class Tallying(Protocol):
+    """What a store may do beside what it must, to save the reading of a run's calls: ``ledger.so_far.tally_of``.
+
+    ``Store`` does not grow by it: one that leaves it out is a store as before, and is only slower at it.
+    """
+
+    def tally_of(self, namespace: str, run_id: str, *, limit: int) -> Tally:
+        """What a run has done, with ``limit`` kinds of what would be undone."""
+
+
 class Store(Protocol):
     """Durable records; safe for any number of threads and processes.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sagaspan.ledger.records import CallState, LeaseRecord, RunState
-from sagaspan.ledger.store import Family, ReserveChange, SpendChange
+from sagaspan.ledger.records import CallState, LeaseRecord, Phase, RunState, UsageRecord
+from sagaspan.ledger.so_far import tally_of
+from sagaspan.ledger.store import Family, ReserveChange, SpendChange, Tally, Undoable, UsageChange
 from sagaspan.ledger.transitions import CallEvent, RunEvent
 from sagaspan.testing._conformance_records import (
     BUDGET,
@@ -83,6 +84,32 @@ class ReadingConforms:
         assert [found.id for found in store.list_approvals(limit=2, offset=1)] == ["a3", "a2"]
         assert [found.id for found in store.list_approvals(run_id="r4", namespace="n")] == ["a4"]
         assert store.list_approvals(states=["denied"]) == []  # type: ignore[list-item]
+
+    def test_a_run_is_counted(self, make_store: MakeStore) -> None:
+        """Its calls, what they cost, and which would be undone, the newest first; also without ``tally_of``."""
+        store, forward = make_store(), Phase.FORWARD
+        assert tally_of(store, "n", "r", limit=9) == Tally()
+        saved(store, opening(), opening(id="q"), opening(namespace="m"))
+        for number, (tool, by, phase, run, namespace) in enumerate((
+            ("book", "cancel", forward, "r", "n"), ("pay", "refund", forward, "r", "n"),
+            ("look", None, forward, "r", "n"), ("book", "cancel", forward, "r", "n"),
+            ("refund", "pay", Phase.COMPENSATION, "r", "n"), ("pay", "return", forward, "r", "n"),
+            ("other", "run", forward, "q", "n"), ("other", "namespace", forward, "r", "m"),
+        )):  # fmt: skip
+            name = str(number)
+            where: dict[str, Any] = {"run_id": run, "namespace": namespace}
+            call = claiming(id=name, key=name, tool=tool, compensate=by, phase=phase, **where)
+            usage = UsageRecord(call_id=name, at_us=1, tool=tool, cost=10, **where)
+            saved(store, call, moving(call.record, CallEvent.SUCCEED), UsageChange(usage))
+        going, failed = claiming(id="x", key="x", compensate="undo"), claiming(id="y", key="y", compensate="undo")
+        saved(store, going, failed, moving(failed.record, CallEvent.FAIL))
+        kinds = (Undoable("pay", "return", 1), Undoable("book", "cancel", 2), Undoable("pay", "refund", 1))
+        tally = tally_of(store, "n", "r", limit=3)
+        assert (tally.calls, tally.undoable, tally.more) == (7, kinds, 0)
+        assert tally_of(store, "n", "r", limit=2) == replace(tally, undoable=kinds[:2], more=1)
+        assert tally_of(store, "n", "r", limit=0) == replace(tally, undoable=(), more=3)
+        assert tally_of(store, "n", "q", limit=9) == Tally(1, 10, (Undoable("other", "run", 1),))
+        assert type(tally.cost) is int
 
     def test_the_turns_of_a_thread_are_numbers(self, make_store: MakeStore) -> None:
         """``THREAD/n``, the highest first, and nothing that only looks like one."""

@@ -36,11 +36,20 @@ _APPROVALS = "tests/test_approvals.py::"
 _RULE_TESTS = "tests/test_rules.py::"
 _SHOWN = "tests/test_rendering.py::"
 _SCREEN = "tests/cli/test_terminal.py::"
+_SO_FAR = "tests/ledger/test_so_far.py::"
 _CLI_APPROVALS = "tests/cli/test_approvals.py::"
 _DECIDING = "tests/test_deciding.py::"
 _WEBHOOKS = "tests/test_webhooks.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        section="(d) 6",
+        rule="Who is asked is told what would be undone: what is done, and nothing that did not happen.",
+        file="src/sagaspan/stores/_reading.py",
+        old=" and phase = 'forward' and state = 'done' and compensate <> ''",
+        new=" and phase = 'forward' and compensate <> ''",
+        tests=(_SO_FAR + "test_what_would_be_undone_is_named_newest_first_and_the_rest_is_counted",),
+    ),
     Rule(
         section="(d) 2",
         rule="An edit runs only as what somebody agreed to, also where its tool's schema reads it as something else.",
