@@ -72,6 +72,29 @@ def test_every_text_is_compared_byte_by_byte(mariadb: Mariadb) -> None:
     assert others == []
 
 
+def test_what_a_server_sets_for_all_is_not_for_the_ledger(mariadb: Mariadb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is hidden from whoever reads, and a commit ends nothing but itself, and by nothing but itself."""
+    plain = server.Address._connect
+
+    def set_so(address: server.Address, database: str | None, *, seconds: int | None) -> Connection[Any]:
+        connection = plain(address, database, seconds=seconds)
+        server.execute(
+            connection, "set session sql_select_limit = 1, sql_safe_updates = 1, completion_type = 'RELEASE', "
+            "sql_big_selects = 0, max_join_size = 1, max_statement_time = 0.001", (),
+        )  # fmt: skip
+        return connection
+
+    monkeypatch.setattr(server.Address, "_connect", set_so)
+    with Guard(mariadb.url, budgets={"user:*": "20 USD/day"}) as guard:
+        pay = guard.tool("pay", effect="write", cost="1 USD")(pay_of)
+        with guard.run(id="r", user="ada"):
+            for n in range(3):
+                pay(n)
+        assert [call.state for call in guard.runs.get("r").calls] == ["done"] * 3
+        assert guard.usage(user="ada").spent == 3
+        assert not Audit(lambda: connect(mariadb.url), "default").verify().findings
+
+
 def test_migrations_have_numbers_of_their_own() -> None:
     """Those of the dialect are from 1000 on."""
     numbers = [migration.number for migration in migrations("mariadb")]
@@ -116,13 +139,34 @@ def test_an_older_schema_is_refused_until_somebody_migrates_it(mariadb: Mariadb,
 
 def test_a_newer_schema_is_left_alone(mariadb: Mariadb, version: Any) -> None:
     """Whatever its number is, by this program and by its ``migrate``."""
-    for number in (14, 1999):
-        mariadb.run(f"insert into migrations values ({number}, 'future', 1)")
+    for number, finished in ((14, 1), (1999, 1), (1999, 0)):  # the last: somebody is at it
+        mariadb.run(f"insert into migrations values ({number}, 'future', {finished})")
         for attempt in (version.list_runs, version.migrate, lambda: version.migrate(check=True)):
             with pytest.raises(SchemaOutdated, match="upgrade sagaspan"):
                 attempt()
         mariadb.run(f"delete from migrations where number = {number}")
     assert version.list_runs() == []
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+@pytest.mark.parametrize("how", ["a block", "one by one"])
+def test_who_is_at_work_while_somebody_migrates_starts_nothing_more(
+    mariadb: Mariadb, version: Any, monkeypatch: pytest.MonkeyPatch, finished: int, how: str
+) -> None:
+    """Its connections were there before: its next commit says so, in the middle of a migration and after it."""
+    if how == "one by one":
+        monkeypatch.setattr("sagaspan.stores.mariadb.run_script", scripts._one_by_one)
+    ran: list[int] = []
+    with Guard(version) as guard:
+        act = guard.tool("act", effect="write")(ran.append)
+        with pytest.raises(SchemaOutdated, match="upgrade sagaspan"), guard.run(id="r"):
+            act(1)
+            mariadb.run(f"insert into migrations values (1999, 'future', {finished})")
+            with pytest.raises(SchemaOutdated, match="upgrade sagaspan") as caught:
+                act(2)
+            assert caught.value.tool_ran == "no"
+            act(3)
+    assert ran == [1]
 
 
 def test_tables_of_somebody_else_are_left_alone(mariadb: Mariadb) -> None:

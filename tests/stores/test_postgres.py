@@ -365,3 +365,13 @@ def test_settings_of_the_url_reach_the_server(postgres: Postgres) -> None:
     connection = store._connect()
     assert connection.execute("show statement_timeout").fetchone() == ("12345ms",)
     connection.close()
+
+
+def test_backslashes_mean_what_they_mean_here(postgres: Postgres) -> None:
+    """However texts are written for a role that has old programs."""
+    url = f"{postgres.url}&options=-c%20standard_conforming_strings%3Doff"
+    with Guard(url) as guard:
+        echo = guard.tool("echo", effect="write")(lambda text: text)
+        with guard.run(id="r"):
+            assert echo("C:\\new\x41") == "C:\\new\x41"
+        assert not Audit(lambda: connect(url), "default").verify().findings

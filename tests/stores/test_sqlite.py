@@ -160,6 +160,25 @@ def test_a_newer_ledger_is_left_alone(tmp_path: Path, store_url: str) -> None:
     assert path.read_bytes() == before
 
 
+def test_who_is_at_work_while_a_newer_program_migrates_starts_nothing_more(tmp_path: Path, store_url: str) -> None:
+    """It knows neither the new tables nor their rules: its next commit says so, and what it had is as it was."""
+    ran: list[int] = []
+    with Guard(store_url) as guard:
+        act = guard.tool("act", effect="write")(ran.append)
+        with pytest.raises(SchemaOutdated, match=r"has schema 999.*upgrade sagaspan"), guard.run(id="r"):
+            act(1)
+            connection = sqlite3.connect(tmp_path / "ledger.db")
+            connection.execute("insert into migrations values (999, 'future')")
+            connection.commit()
+            connection.close()
+            with pytest.raises(SchemaOutdated, match=r"has schema 999.*upgrade sagaspan") as caught:
+                act(2)
+            assert caught.value.tool_ran == "no"
+            act(3)
+        assert [call.state for call in guard.runs.get("r").calls] == ["done"]
+    assert ran == [1]
+
+
 def test_an_older_ledger_is_checked_or_migrated(tmp_path: Path, store_url: str) -> None:
     """``migrate="check"`` refuses an older (here: empty) ledger without touching it; ``"auto"`` migrates it."""
     path = tmp_path / "ledger.db"

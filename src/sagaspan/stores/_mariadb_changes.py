@@ -8,6 +8,7 @@ refused, and a commit ends with the first error. All values are literals here: t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -38,6 +39,7 @@ from sagaspan.ledger.store import (
     UsageChange,
 )
 from sagaspan.stores import _columns as columns
+from sagaspan.stores._migrate import migrations
 from sagaspan.stores._reading import names
 from sagaspan.stores._requests import expression_of
 from sagaspan.stores._sqlite_audit import content_of
@@ -53,6 +55,11 @@ _ZEROS: Final = f"x'{'00' * 32}'"
 _PLACES: Final = 4096
 FEED: Final = 0
 """The place that every writer shares until its rows can be seen."""
+
+
+MIGRATED: Final = -2
+"""The place of what refuses a commit for another reason than a change of it."""
+_IS_KNOWN: Final = "(select count(*) = {0} and sum(number in ({1})) = {0} and min(finished) = 1 from migrations)"
 
 
 class Statement(NamedTuple):
@@ -93,7 +100,15 @@ def statements(changes: Sequence[Change]) -> list[Statement]:
         for sql, *refuses in _TELL[type(change)](change, locks)
     ]
     locking = (lock for place in sorted(locks) for lock in _lock_statements(place, locks[place], takes.get(place)))
-    return [*locking, *said]
+    return [_fence(), *locking, *said]
+
+
+@cache
+def _fence() -> Statement:
+    """Refuses a program that was at work while somebody migrated: it knows neither the tables nor their rules."""
+    numbers = [migration.number for migration in migrations("mariadb")]
+    is_known = _IS_KNOWN.format(len(numbers), ", ".join(map(str, numbers)))
+    return Statement(_IF_NOT.format(is_known), MIGRATED, (_OUT_OF_RANGE,))
 
 
 def _lock_statements(place: int, is_exclusive: bool, taken_by: int | None) -> Iterator[Statement]:

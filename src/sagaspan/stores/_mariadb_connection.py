@@ -36,8 +36,14 @@ UNFIT: Final = (ER.DATA_TOO_LONG, ER.WARN_DATA_OUT_OF_RANGE, ER.TRUNCATED_WRONG_
                 1118, 1690, 3819, 4025)  # fmt: skip
 """A value that no column holds: too long, too large, or refused by a check."""
 _GONE: Final = (0, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, CR.CR_SERVER_LOST_EXTENDED, ER.SERVER_SHUTDOWN,
-                ER.QUERY_INTERRUPTED, 1152, 1158, 1159, 1160, 1161, 1927, 3169, 4031)  # fmt: skip
+                ER.QUERY_INTERRUPTED, 1152, 1158, 1159, 1160, 1161, 1927, 1969, 3024, 3169, 4031)  # fmt: skip
 _SQL_MODE: Final = "ANSI_QUOTES,STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
+_AS_ELSEWHERE: Final = (
+    "sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, completion_type = 0, "
+    "unique_checks = 1"
+)
+"""Whatever a server sets for all: a limit would hide rows from whoever reads, and a commit ends nothing but itself."""
+_OF_MARIADB: Final = ", check_constraint_checks = 1, max_statement_time = 0"
 _FACTS: Final = (
     "select @@global.innodb_flush_log_at_trx_commit, @@global.log_bin, @@global.sync_binlog, @@global.read_only, "
     f"@@max_allowed_packet, version(), {NOW_US}"
@@ -63,6 +69,10 @@ class Refused(Exception):
     def __init__(self, error: MySQLError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class Migrated(Exception):
+    """Somebody has migrated the ledger since the connection was made, or is at it: nothing is committed."""
 
 
 class Again(Exception):
@@ -126,12 +136,12 @@ class Address:
         ``is_patient``: however long an answer takes.
         """
         connection = self._connect(self.database, seconds=None if is_patient else ANSWER_SECONDS)
-        checks = ", check_constraint_checks = 1" if is_mariadb(connection) else ""
+        others = _OF_MARIADB if is_mariadb(connection) else ""
         waits = f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
         try:
             execute(connection, f"set names utf8mb4 collate {collation_of(connection)}", ())
             execute(connection, "set session transaction isolation level read committed", ())
-            execute(connection, f"set session {waits}, unique_checks = 1{checks}", ())
+            execute(connection, f"set session {waits}, {_AS_ELSEWHERE}{others}", ())
             return connection, facts_of(connection)
         except BaseException:
             close(connection)
@@ -335,6 +345,6 @@ def explain(where: str, error: MySQLError) -> str:
         return f"this user may not use the ledger {where} so ({said(error)}); grant it, or name another user"
     if number in (ER.DISK_FULL, ER.RECORD_FILE_FULL):
         return f"the disk of the ledger {where} is full; nothing was started, make room and try again"
-    if number in (ER.OPTION_PREVENTS_STATEMENT, 1836):
+    if number in (ER.OPTION_PREVENTS_STATEMENT, 1792, 1836):
         return f"the ledger {where} is read-only now (a replica?); nothing was started"
     return f"the ledger {where} cannot be used ({said(error)}); try again, or look at the server"

@@ -45,13 +45,15 @@ def rows(connection: Connection[Any], query: str) -> list[Any]:
 
 
 def applied(connection: Connection[Any], where: str) -> set[int]:
-    """The numbers of the migrations that are finished."""
+    """The numbers of the migrations that are finished, and of those that a newer version has begun."""
     tables = {str(name) for (name,) in rows(connection, _TABLES)}
     if "migrations" not in tables:
         if "calls" in tables:
             raise StoreUnavailable(f"{where} has tables of something else, not of sagaspan; name another database")
         return set()
-    return {int(number) for (number,) in rows(connection, "select number from migrations where finished = 1")}
+    known = {migration.number for migration in migrations("mariadb")}
+    found = rows(connection, "select number, finished from migrations")
+    return {int(number) for number, finished in found if finished or number not in known}
 
 
 def nothing_at(where: str) -> SchemaOutdated:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pymysql
 
 from sagaspan.stores import _mariadb_connection as server
-from sagaspan.stores._mariadb_changes import Statement
+from sagaspan.stores._mariadb_changes import MIGRATED, Statement
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -41,7 +41,8 @@ class Ended(NamedTuple):
 def run_script(connection: Connection[Any], script: Sequence[Statement], used: str) -> Ended:
     """Run all of ``script`` in a transaction, or nothing of it; ``used`` is evaluated at its end.
 
-    Raises ``Again`` if the server gave up for the sake of another, ``Lost`` if nobody knows whether it is committed.
+    Raises ``Again`` if the server gave up for the sake of another, ``Lost`` if nobody knows whether it is committed,
+    and ``Migrated`` if the ledger is not of this version any more.
     """
     if server.is_mariadb(connection):
         return _as_block(connection, script, used)
@@ -95,6 +96,8 @@ def _ended(script: Sequence[Statement], where: int, errno: int, said: str) -> En
     if not errno and where != _AT_COMMIT:
         return Ended(used=tuple(int(number) for number in said.split(",") if number))
     if where >= 0 and errno in script[where].refuses:
+        if script[where].place == MIGRATED:
+            raise server.Migrated
         return Ended(refused=script[where].place)
     error = server.error_of(errno, said)
     if errno in server.AGAIN:

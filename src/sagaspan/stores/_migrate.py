@@ -85,6 +85,13 @@ def migrate(connection: sqlite3.Connection, where: str, *, apply: bool) -> list[
     return done
 
 
+def refuse_if_migrated(connection: sqlite3.Connection, where: str) -> None:
+    """Raise ``SchemaOutdated`` if a newer program has migrated the ledger since it was opened here."""
+    known = migrations("sqlite")
+    if connection.execute("select count(*) from migrations").fetchone() != (len(known),):
+        check(_applied(connection, where), {migration.number for migration in known}, where, apply=False)
+
+
 def current_version(connection: sqlite3.Connection, where: str) -> int:
     """The number of the newest migration applied; 0 for an empty database."""
     return max(_applied(connection, where), default=0)

@@ -37,6 +37,7 @@ _SETTINGS: Final = """
 select set_config('search_path', quote_ident($1), false),
        set_config('default_transaction_isolation', 'read committed', false),
        set_config('lock_timeout', $2, false),
+       set_config('standard_conforming_strings', 'on', false),
        set_config('synchronous_commit',
                   case current_setting('synchronous_commit') when 'off' then 'on'
                   else current_setting('synchronous_commit') end, false),

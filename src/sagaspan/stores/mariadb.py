@@ -115,7 +115,9 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
             except server.Again as again:
                 if attempt + 1 == _TRIES:
                     raise StoreUnavailable(server.explain(self._where, again.error)) from again.error
-        raise AssertionError("unreachable")
+            except server.Migrated:
+                self._pool.clear()  # a new connection looks what it is now, and says so
+        raise StoreUnavailable(f"the ledger {self._where} is being migrated; nothing was started, try again")
 
     def _answered(self, commit: Commit, changes: Sequence[Change]) -> Commit:
         if commit and self._must_sync:

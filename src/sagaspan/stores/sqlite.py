@@ -40,7 +40,7 @@ from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_audit as audit
 from sagaspan.stores import _sqlite_budgets as budgets
 from sagaspan.stores import _sqlite_forgetting as forgetting
-from sagaspan.stores._migrate import current_version, migrate, migrations
+from sagaspan.stores._migrate import current_version, migrate, migrations, refuse_if_migrated
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 from sagaspan.stores._reading import OPEN, SqlReads, marks
 from sagaspan.stores._sleeping import Sleeper
@@ -250,7 +250,7 @@ class SqliteStore(SqlReads):
         if not batch:
             return
         try:
-            _write(connection, batch, self._chains, self._flushing)
+            _write(connection, batch, self._chains, self._flushing, str(self.path))
         except (sqlite3.Error, ValueError, OverflowError) as error:
             if len(batch) > 1 and not isinstance(error, _EVERYBODY_S):
                 for request in batch:  # what is wrong with one of them is no matter of the others
@@ -567,7 +567,9 @@ def _fetch_damaged(connection: sqlite3.Connection, query: str, values: Sequence[
         connection.text_factory = str
 
 
-def _write(connection: sqlite3.Connection, batch: Sequence[_Request], chains: Chains, flushing: Flushing) -> None:
+def _write(
+    connection: sqlite3.Connection, batch: Sequence[_Request], chains: Chains, flushing: Flushing, where: str
+) -> None:
     """Write a batch in one transaction; each request in it is still all or nothing."""
     execute = connection.execute
     synced = True in [request.synced for request in batch]
@@ -576,6 +578,7 @@ def _write(connection: sqlite3.Connection, batch: Sequence[_Request], chains: Ch
     execute(f"pragma synchronous = {level}")
     execute("begin immediate")
     try:
+        refuse_if_migrated(connection, where)
         if len(batch) == 1:
             results = [save_all(connection, batch[0].changes, chains)]
         else:

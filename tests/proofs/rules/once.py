@@ -863,6 +863,14 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="3.SQLite",
+        rule="A program at work starts nothing more in a ledger that a newer one has migrated meanwhile.",
+        file=_SQLITE,
+        old="        refuse_if_migrated(connection, where)\n",
+        new="",
+        tests=(_STORE + "test_who_is_at_work_while_a_newer_program_migrates_starts_nothing_more",),
+    ),
+    Rule(
+        section="3.SQLite",
         rule="Two processes that open a new ledger apply each migration once.",
         file="src/sagaspan/stores/_migrate.py",
         old='    connection.execute("begin immediate")  # two processes may open a new ledger at once\n',
