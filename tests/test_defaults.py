@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from sagaspan import BudgetExceeded, ConfigurationError, Guard, LoopDetected, StoreUnavailable
+from sagaspan._checks import VARIABLES
 from sagaspan.ledger import fail_open
 from tests.outages import Outage
 
@@ -130,8 +132,10 @@ def test_an_environment_that_says_nothing_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("BUGET", "BUDGET"), ("BUDGETS", "BUDGET"), ("budget", "BUDGET"), ("LOOPS", "LOOP")]
-)
+    ("name", "meant"),
+    [("BUGET", "BUDGET"), ("BUDGETS", "BUDGET"), ("budget", "BUDGET"), ("LOOPS", "LOOP"), ("STOER", "STORE"),
+     ("HOEM", "HOME"), ("SECRETS", "SECRET"), ("LEASE_SECOND", "LEASE_SECONDS")],
+)  # fmt: skip
 def test_a_variable_that_is_nearly_a_setting_is_refused(
     store_url: str, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
 ) -> None:
@@ -157,3 +161,11 @@ def test_a_file_that_says_nothing_is_refused(store_url: str, file: Path, text: s
         Guard(store_url, policies=file)
     assert says in str(caught.value)
     assert "sagaspan.toml" in str(caught.value)
+
+
+def test_every_variable_that_is_read_is_known_as_one() -> None:
+    """What is misspelt is found among these."""
+    root = Path(__file__).parents[1]
+    sources = [*(root / "src").rglob("*.py"), *(root / "adapters").rglob("*.py")]
+    read = {name for file in sources for name in re.findall(r'"SAGASPAN_([A-Z_]+)"', file.read_text(encoding="utf-8"))}
+    assert read == set(VARIABLES)

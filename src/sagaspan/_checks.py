@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +12,16 @@ from sagaspan.exceptions import ConfigurationError
 
 # The third slash of a file's URL begins a path, which may have an @ in it.
 _PASSWORD: Final = re.compile(r"""(?<=://)(?!/)[^\s'"]*@|(?<=[?&])(\w*(?:pass|key|token|secret)\w*)=[^&\s'"]*""", re.I)
+_USER: Final = re.compile(r"(?<=://)[^\s:/@'\"]+@")
 MAX_NAME: Final = 480
 """How many characters an id or a name can have: no more than the indexes of every store hold."""
 MAX_NAMESPACE: Final = 100
+VARIABLES: Final = (
+    "APP", "BUDGET", "FAIL_OPEN", "HOME", "LEASE_SECONDS", "LOOP", "MODE", "NETWORK_FILES", "SECRET", "STORE",
+    "TRACEBACKS", "TRACE_DIR", "TRACE_FSYNC", "TRACE_RETENTION", "TRACE_USERS",
+)  # fmt: skip
+"""What of the environment is read, each behind ``SAGASPAN_``."""
+_PREFIX: Final = "SAGASPAN_"
 
 
 def described(value: object) -> str:
@@ -29,6 +37,24 @@ def described(value: object) -> str:
 def masked(text: str) -> str:
     """``text`` without what of its URLs is for nobody else: users with passwords, and such parameters."""
     return _PASSWORD.sub(lambda found: "***@" if found[1] is None else f"{found[1]}=***", text)
+
+
+def without_password(url: str) -> str:
+    """``url`` if it holds none, else as ``masked`` shows it: for a command that somebody is to type."""
+    nobody = _USER.sub("", url)
+    return url if masked(nobody) == nobody else masked(url)
+
+
+def check_variables(environment: Mapping[str, str]) -> None:
+    """Refuse a variable that is nearly one of ours: nobody would see that a misspelt limit or ledger does not hold."""
+    for name in environment:
+        said = name.removeprefix(_PREFIX)
+        if said == name or said in VARIABLES:
+            continue
+        if near := difflib.get_close_matches(said.upper(), VARIABLES, 1, 0.75):
+            raise ConfigurationError(
+                f"the environment has {name}, which is no setting; did you mean {_PREFIX}{near[0]}?"
+            )
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

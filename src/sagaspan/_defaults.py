@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from sagaspan import loops
-from sagaspan._checks import check_flag
+from sagaspan._checks import check_flag, check_variables
 from sagaspan.budget import Budget, Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError
 
@@ -22,7 +22,6 @@ ENV_BUDGET: Final = "SAGASPAN_BUDGET"
 ENV_LOOP: Final = "SAGASPAN_LOOP"
 ENV_FAIL_OPEN: Final = "SAGASPAN_FAIL_OPEN"
 ENV_MODE: Final = "SAGASPAN_MODE"
-_PREFIX: Final = "SAGASPAN_"
 FIELDS: Final = ("budget", "loop", "fail_open", "mode")
 MODES: Final[tuple[Mode, ...]] = ("enforce", "observe")
 _YES: Final = ("1", "true", "yes", "on")
@@ -58,7 +57,7 @@ def defaults_of(
     """
     table = _table(file.get("guard", {}), source)
     variables = os.environ if environment is None else environment
-    _check_names(variables)
+    check_variables(variables)
 
     def said(variable: str, field: str, read: Callable[[Any, str], T], default: T) -> T:
         text = variables.get(variable, "").strip()
@@ -72,19 +71,6 @@ def defaults_of(
         fail_open=fail_open if fail_open is not None else said(ENV_FAIL_OPEN, "fail_open", _flag, False),
         mode=mode if mode is not None else said(ENV_MODE, "mode", _mode, "enforce"),
     )
-
-
-def _check_names(variables: Mapping[str, str]) -> None:
-    """Refuse a variable that is nearly one of these: nobody would see that a misspelt limit does not hold."""
-    settings = [name.removeprefix(_PREFIX) for name in (ENV_BUDGET, ENV_LOOP, ENV_FAIL_OPEN, ENV_MODE)]
-    for name in variables:
-        said = name.removeprefix(_PREFIX)
-        if said == name or said in settings:
-            continue
-        if near := difflib.get_close_matches(said.upper(), settings, 1, 0.75):
-            raise ConfigurationError(
-                f"the environment has {name}, which is no setting; did you mean {_PREFIX}{near[0]}?"
-            )
 
 
 def _table(table: object, source: str) -> Mapping[str, Any]:

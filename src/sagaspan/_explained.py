@@ -9,6 +9,7 @@ from typing import Any
 
 from sagaspan._backends import run_sync
 from sagaspan._compensation import name_of
+from sagaspan._defaults import Mode
 from sagaspan._gates import gates_said
 from sagaspan._policy_file import PolicyFile
 from sagaspan._tool import Tool
@@ -53,10 +54,14 @@ class FieldOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """``outcome`` is ``"allow"``, ``"ask"`` or ``"deny"``, ``by`` are the rule or the gates it comes from."""
+    """``outcome`` is ``"allow"``, ``"ask"`` or ``"deny"``, ``by`` are the rule or the gates it comes from.
+
+    Where the ``mode`` is ``"observe"``, it is only noted.
+    """
 
     tool: str
     outcome: str
+    mode: Mode
     by: tuple[str, ...]
     reason: str | None
     version: str | None
@@ -65,9 +70,17 @@ class Explanation:
 
 
 def explain(
-    file: PolicyFile | None, name: str, arguments: Mapping[str, Any], facts: Facts, *, tool: Tool | None = None
+    file: PolicyFile | None,
+    name: str,
+    arguments: Mapping[str, Any],
+    facts: Facts,
+    *,
+    tool: Tool | None = None,
+    mode: Mode = "enforce",
 ) -> Explanation:
     """What becomes of a call of the tool ``name`` with ``arguments``; without ``tool`` as far as ``file`` says it.
+
+    ``mode`` is that of the guard.
 
     Raises ``ConfigurationError`` for arguments that the tool does not take.
     """
@@ -91,7 +104,7 @@ def explain(
     asks = ruling.asks or bool(asked)
     outcome = "deny" if ruling.action == "deny" else "ask" if asks else "allow"
     return Explanation(
-        tool=name, outcome=outcome, reason=None if ruling.rule is None else ruling.rule.rule.reason,
+        tool=name, outcome=outcome, mode=mode, reason=None if ruling.rule is None else ruling.rule.rule.reason,
         by=by_rule if outcome == "deny" else (*by_rule, *unsure, *(f"approve: {says}" for says in asked)),
         version=None if file is None else file.version,
         rules=tuple(

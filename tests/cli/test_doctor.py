@@ -103,6 +103,21 @@ def test_secrets_in_the_environment_are_not_printed(
     assert name in answer.out
 
 
+def test_a_misspelt_variable_is_a_problem(sagaspan: Sagaspan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose ledger is another one than meant: nothing looks at it meanwhile. Variables of others are shown."""
+    monkeypatch.setenv("SAGASPAN_OF_SOMEBODY_ELSE", "1")
+    assert sagaspan("doctor").code == 0
+    monkeypatch.setenv("SAGASPAN_STOER", "postgresql://ann:canary@db.example/shop")
+    answer = sagaspan("doctor", "--json")
+    assert answer.code == 1
+    problems = [finding for finding in answer.json if finding["state"] == "problem"]
+    assert [finding["what"] for finding in problems] == ["ledger", "SAGASPAN_STOER"]
+    assert all("did you mean SAGASPAN_STORE?" in finding["found"] for finding in problems)
+    assert "canary" not in answer.out
+    status = sagaspan("status")
+    assert (status.code, "did you mean SAGASPAN_STORE?" in status.err) == (1, True)
+
+
 def test_credentials_in_the_environment_are_not_printed(sagaspan: Sagaspan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers of an exporter hold keys."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=canary")

@@ -204,6 +204,26 @@ def test_what_is_explained_is_what_holds(
     assert (answer.json["outcome"], words in " ".join(answer.json["by"])) == (outcome, True)
 
 
+@pytest.mark.parametrize("said_by", ["code", "file", "environment"])
+def test_where_nothing_is_refused_that_is_said(
+    sagaspan: Sagaspan, app: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, said_by: str
+) -> None:
+    """``mode="observe"``, whoever says it: what would ask or deny lets the call run."""
+    if said_by == "environment":
+        monkeypatch.setenv("SAGASPAN_MODE", "observe")
+    Path("p.toml").write_text(("[guard]\nmode = 'observe'\n" if said_by == "file" else "") + RULES)
+    known = app("'p.toml', mode='observe'" if said_by == "code" else "'p.toml'")
+    for call in (("explain", "pay", '{"amount": 150}', "--user", "ada", "--tag", "env=prod", "--app", known),
+                 ("explain", "pay", '{"amount": 150}', "--file", "p.toml")):  # fmt: skip
+        if said_by == "code" and "--file" in call:
+            continue
+        assert sagaspan("policy", *call, "--json").json["mode"] == "observe"
+        said = sagaspan("policy", *call).out
+        assert ("pay would be asked about" in said, "but mode is observe: it is allowed" in said) == (True, True)
+    allowed = sagaspan("policy", "explain", "pay", '{"amount": 1}', "--tag", "env=x", "--app", known)
+    assert ("pay is allowed" in allowed.out, "observe" in allowed.out) == (True, False)
+
+
 def test_without_the_app_as_far_as_the_file_says(sagaspan: Sagaspan) -> None:
     """A denied call, with its reason, in plain words."""
     Path("sagaspan.toml").write_text(

@@ -70,6 +70,7 @@ def test_no_ledger_is_one_sentence_and_nothing_is_made(sagaspan: Sagaspan, home:
     assert answer.code == 1
     assert answer.err.count("\n") == 1
     assert "there is no ledger" in answer.err
+    assert answer.err.endswith("make it: sagaspan migrate\n")
     assert not (home / "ledger.db").exists()
     assert sagaspan("runs", "list", "--json").json["kind"] == "StoreUnavailable"
 
@@ -143,3 +144,12 @@ def test_it_says_who_approved_and_what_it_cost(guard: Guard, sagaspan: Sagaspan)
         ("consumed", "alice (api)", None), ("denied", "bob (api)", "too much"),
     ]  # fmt: skip
     assert "denied by   bob (api)" in sagaspan("approvals", "show", shown[1]["id"]).out
+
+
+def test_a_limit_can_be_set_before_any_agent_ran(sagaspan: Sagaspan, home: Path) -> None:
+    """Where there is no ledger nothing is set, for it might be another one's folder; who makes it is told how."""
+    assert sagaspan("budgets", "set", "user:42", "5 USD").code == 1
+    made = sagaspan("migrate")
+    assert (made.code, "is of this version now; applied: 0001 initial" in made.out) == (0, True)
+    assert sagaspan("budgets", "set", "user:42", "5 USD").code == 0
+    assert sagaspan("migrate").out.endswith("is of this version\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,3 +103,24 @@ def test_doctor_finds_a_server_that_syncs_nothing(
     (ledger,) = [one for one in answer.json if one["what"] == "ledger"]
     assert (answer.code, ledger["state"]) == (1, "problem")
     assert "does not sync its commits (fsync = off)" in ledger["found"]
+
+
+def test_what_to_type_next_leads_to_the_ledger_that_was_named(
+    sagaspan: Sagaspan, postgres: Postgres, home: Path
+) -> None:
+    """By ``--store``, which nothing else remembers; in one word of the shell, and without a password."""
+    with Guard(postgres.url) as guard:
+        hang = guard.tool("hang", effect="write")(lambda: exec("raise TimeoutError"))
+        with pytest.raises(TimeoutError), guard.run("r", id="r-1"):
+            hang()
+    url = f"{postgres.url}&application_name=a"
+    (item,) = [one for one in sagaspan("status", "--store", url, "--json").json if one["kind"] == "call"]
+    *command, option, store = shlex.split(item["next"])
+    assert (option, store) == ("--store", url)
+    call = sagaspan(*(word.replace("OUTCOME", "happened") for word in command[1:]), option, store)
+    assert (call.code, f"sagaspan recover --app MODULE:GUARD --store '{url}'" in call.out) == (0, True)
+    user, _, rest = url.partition("://")[2].partition("@")
+    secret = f"postgresql://{user}:hunter2@{rest}"
+    for command in (["show", "r-1"], ["compensate", "r-1", "--yes"], ["status"]):
+        answer = sagaspan(*command, "--store", secret)
+        assert "hunter2" not in answer.out + answer.err

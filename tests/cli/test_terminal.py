@@ -273,7 +273,7 @@ def test_rows_for_a_program_are_as_they_are_and_for_a_terminal_are_shown() -> No
         def isatty(self) -> bool:
             return True
 
-    texts = [text for text in CORPUS.values() if "\r" not in text]  # which Python 3.11 leaves unquoted for a program
+    texts = [*CORPUS.values(), "a\rb", "a\r\nb", "a\nb", "\r", 'a"\r']
     rows = [[text, 1, None] for text in texts]
     piped, terminal = io.StringIO(newline=""), Tty(newline="")
     emit_csv(rows, piped)

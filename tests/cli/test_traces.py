@@ -224,6 +224,30 @@ class TestTraces:
         assert sagaspan("sql", "delete from spans", "-f", "parquet", "-o", str(tmp_path / "c")).code == 1
         assert {path.name for path in tmp_path.iterdir()} == {".sagaspan", "a.parquet", "b.parquet"}
 
+    @pytest.mark.parametrize(
+        ("command", "plain", "others"),
+        [(["sql", "select 1 as a"], "a\n1\n", ["json", "csv", "parquet"]),
+         (["traces", "export"], "[", ["json", "csv", "md", "parquet"]), (["runs", "export", "paid-1"], "# ", ["json"])],
+    )  # fmt: skip
+    def test_a_file_is_written_as_it_is_named(
+        self, sagaspan: Sagaspan, tmp_path: Path, command: list[str], plain: str, others: list[str]
+    ) -> None:
+        """Where no form is said; and what does not agree with its name is refused, before anything is written."""
+        begins = {"json": ("[", "{"), "csv": ("a\n", "trace_id,"), "md": "#", "parquet": "PAR1"}
+        for form in others:
+            target = tmp_path / f"out.{form}"
+            assert sagaspan(*command, "-o", str(target)).code == 0
+            assert target.read_bytes()[:20].decode(errors="replace").startswith(begins[form])
+            odd = tmp_path / f"odd.{form}"
+            answer = sagaspan(*command, "-o", str(odd), "-f", next(one for one in ("json", "md", "csv") if one != form))
+            assert (answer.code, odd.exists()) == (2, False)
+        target = tmp_path / "out.txt"
+        assert sagaspan(*command, "-o", str(target)).code == 0
+        assert target.read_text().startswith(plain)
+        if "csv" in others:
+            answer = sagaspan(*command, "-o", str(tmp_path / "odd.csv"), "--json")
+            assert (answer.code, "is the name of csv" in answer.json["error"]) == (2, True)
+
     @pytest.mark.parametrize("form", ["csv", "parquet"])
     def test_an_export_says_when_it_has_not_all(self, sagaspan: Sagaspan, tmp_path: Path, form: str) -> None:
         """Whatever its form; and nothing of the kind when it has."""

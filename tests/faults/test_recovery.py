@@ -605,6 +605,7 @@ def test_watching_goes_on_until_a_signal(worker: Worker, program: Program, store
         watching.send_signal(stop)
         out, err = watching.communicate(timeout=20)
         assert (watching.returncode, err) == (0, "")
+        assert out.startswith("Watching: every 0.2 s, until Ctrl+C or SIGTERM.")
         assert f"run during-{stop.name} (trip): undone" in out
 
 

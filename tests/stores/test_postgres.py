@@ -171,6 +171,30 @@ def test_a_schema_that_was_given_to_a_role_is_enough(postgres: Postgres) -> None
         postgres.run(f"drop schema {name} cascade", f"drop role {name}")
 
 
+def test_who_may_make_no_schema_is_told_the_statement_that_gives_one(postgres: Postgres) -> None:
+    """In one sentence, with the role's own name in it."""
+    name = f"{postgres.schema}_g"
+    postgres.run(f"create role {name} login")
+    own = urlsplit(postgres.url.replace(f"schema={postgres.schema}", f"schema={name}"))
+    store = PostgresStore(urlunsplit(own._replace(netloc=f"{name}@{own.netloc.rpartition('@')[2]}")))
+    try:
+        with pytest.raises(StoreUnavailable) as caught:
+            store.migrate()
+        postgres.run(str(caught.value).rpartition("in that database: ")[2])
+        assert store.migrate()
+    finally:
+        postgres.run(f"drop schema if exists {name} cascade", f"drop role {name}")
+
+
+def test_what_the_driver_says_is_one_line_of_words(postgres: Postgres) -> None:
+    """Libpq lays its sentences out for a terminal; here they stand in one of ours."""
+    nowhere = urlunsplit(urlsplit(postgres.url)._replace(path="/of_nobody"))
+    with pytest.raises(StoreUnavailable, match=r'FATAL: database "of_nobody" does not exist\);'):
+        PostgresStore(nowhere).migrate()
+    with pytest.raises(ConfigurationError, match=r'"slice"\)$'):
+        PostgresStore(f"{postgres.url}&slice=64")
+
+
 def test_migrations_have_numbers_of_their_own() -> None:
     """Those of the dialect are from 1000 on."""
     numbers = [migration.number for migration in migrations("postgres")]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
+
+from sagaspan._checks import without_password
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -141,13 +144,16 @@ class Settings:
         program = (
             "uv run --no-dev --extra langchain sagaspan" if os.environ.get("UV_RUN_RECURSION_DEPTH") else "sagaspan"
         )
-        named = ((" --home ", self.home), (" --store ", self.store))
-        return program + "".join(f"{option}{value}" for option, value in named if value)
+        return self.located(program)
 
     def command(self, text: str) -> str:
         """A command of ours that looks at the same place: what to type next."""
-        named = ((" --home ", self.home), (" --store ", self.store), (" --app ", self.app))
-        return f"sagaspan {text}" + "".join(f"{option}{value}" for option, value in named if value)
+        return self.located(f"sagaspan {text}") + (f" --app {shlex.quote(self.app)}" if self.app else "")
+
+    def located(self, command: str) -> str:
+        """``command``, so that it looks at the same place; without a password, for what is shown is kept in logs."""
+        named = ((" --home ", self.home), (" --store ", self.store and without_password(self.store)))
+        return command + "".join(f"{option}{shlex.quote(str(value))}" for option, value in named if value)
 
     @property
     def traces(self) -> Path:

@@ -61,10 +61,20 @@ def dumped(data: Any, indent: int | None = None) -> str:
 
 def emit_csv(rows: Iterable[Iterable[object]], out: IO[str]) -> None:
     """Write ``rows`` as CSV: as they are for another program, and made visible where ``out`` is a terminal."""
-    writer = csv.writer(out, lineterminator="\n")
+    writer = csv.writer(_Lines(out))
     on_terminal = out.isatty()
     for row in rows:
         writer.writerow([visible(cell) if on_terminal and isinstance(cell, str) else cell for cell in row])
+
+
+class _Lines:
+    """Ends rows as files here do. The writer itself ends them with both characters, for it quotes no others alone."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def write(self, row: str, /) -> int:
+        return self._out.write(row.removesuffix("\r\n") + "\n")
 
 
 def _escaped(character: str, count: int) -> str:

@@ -90,13 +90,18 @@ def duplicates(context: click.Context, settings: Settings, limit: int, namespace
     store = settings.open_store()
     found = Calls(store, namespace).duplicates(limit)
     if settings.as_json:
-        emit_json([{"call": first, "extra": extra, "next": next_commands(extra)[0]} for extra, first in found])
+        emit_json(
+            [
+                {"call": first, "extra": extra, "next": settings.located(next_commands(extra)[0])}
+                for extra, first in found
+            ]
+        )
     elif not found:
         say("Nothing came twice.", "green")
     else:
         rows = [
             (extra.tool, extra.run_id, short(extra.args, 40), first and short(first.result, 40),
-             short(extra.result, 40), next_commands(extra)[0])
+             short(extra.result, 40), settings.located(next_commands(extra)[0]))
             for extra, first in found
         ]  # fmt: skip
         columns = ("tool", "run", "arguments", "result", "extra result", "next")
@@ -148,13 +153,13 @@ def resolve(
     say(f"Call {visible(decided.id)} ({visible(decided.tool)}) is {decided.state}: {means}.")
     if decided.state is CallState.DONE and decided.result_lost is not None:
         say("Nobody said what it returned, so who asks for it again gets an error. Say it (null, if it was nothing):")
-        say(f"  {result_command(decided)}")
+        say(f"  {settings.located(result_command(decided))}")
     run = store.get_run(record.namespace, record.run_id)
     if run is not None and not run.is_session:
-        say(_what_now(store, run))
+        say(_what_now(store, run, settings))
 
 
-def _what_now(store: Any, run: RunRecord) -> str:
+def _what_now(store: Any, run: RunRecord, settings: Settings) -> str:
     """What becomes of the run of a call that was decided."""
     name = f"Its run {visible(run.id)}"
     if run.state in (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED):
@@ -163,8 +168,9 @@ def _what_now(store: Any, run: RunRecord) -> str:
     if not is_to_be_undone(store, run):
         return f"{again}."
     if is_in_doubt(store, run):
-        return f"{name} is to be undone, when what else is in doubt in it is decided: sagaspan show {run.id}"
-    return f"{again}. If nobody enters it, recovery undoes it: {RECOVER}"
+        show = settings.located(f"sagaspan show {run.id}")
+        return f"{name} is to be undone, when what else is in doubt in it is decided: {show}"
+    return f"{again}. If nobody enters it, recovery undoes it: {settings.located(RECOVER)}"
 
 
 def _row(call: CallInfo) -> tuple[object, ...]:

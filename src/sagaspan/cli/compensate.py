@@ -221,9 +221,10 @@ class _Work:
 
     def _next(self, report: Undone, *, dry_run: bool) -> list[str]:
         lines = [self._settings.command(f"show {step.id}") for step in report.failed]
-        lines += [command for step in report.unresolved if step.state != "done" for command in next_commands(step)]
+        ours = [command for step in report.unresolved if step.state != "done" for command in next_commands(step)]
         if not dry_run:
-            lines += [undone_command(step) for step in report.not_compensable]
+            ours += [undone_command(step) for step in report.not_compensable]
+        lines += map(self._settings.located, ours)
         if report.queued:
             again = f"compensate {self._run.id}" + (f" --call {self._call.id}" if self._call else "")
             app = "" if self._settings.app_named else " --app MODULE:GUARD"

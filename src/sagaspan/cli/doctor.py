@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from sagaspan._checks import masked
+from sagaspan._checks import check_variables, masked
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan.cli._options import FAILED, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table
@@ -23,7 +23,8 @@ from sagaspan.exceptions import SagaspanError
 _SQLITE: Final = "sqlite:///"
 _PACKAGES: Final = (
     "sagaspan", "opentelemetry-sdk", "opentelemetry-exporter-otlp", "duckdb", "pydantic",
-    "common-expression-language", "langchain-core", "langchain", "langgraph",
+    "common-expression-language", "langchain-core", "langchain", "langgraph", "crewai", "openai", "anthropic",
+    "psycopg", "pymysql",
 )  # fmt: skip
 
 
@@ -156,8 +157,13 @@ def _app(settings: Settings) -> Iterator[Finding]:
 def _environment() -> Iterator[Finding]:
     for name in sorted(os.environ):
         if name.startswith(("SAGASPAN_", "OTEL_")):
-            secret = any(word in name for word in _SECRETS)
-            yield Finding(what=name, state="ok", found="(set, not shown)" if secret else masked(os.environ[name]))
+            yield _checked(name, lambda name=name: _variable(name))  # type: ignore[misc] # bound now
+
+
+def _variable(name: str) -> str:
+    """What a variable of the environment says, if that is for everybody; raises for the name of none."""
+    check_variables({name: ""})
+    return "(set, not shown)" if any(word in name for word in _SECRETS) else masked(os.environ[name])
 
 
 def _checked(what: str, look: Callable[[], str]) -> Finding:

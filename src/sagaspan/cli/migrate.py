@@ -26,6 +26,6 @@ def migrate(settings: Settings, check: bool) -> None:
     if settings.as_json:
         emit_json({"store": masked(url), "done": done})
     elif done:
-        click.echo(f"{masked(url)}: {', '.join(done)}")
+        click.echo(f"{masked(url)} is of this version now; applied: {', '.join(done)}")
     else:
         click.echo(f"{masked(url)} is of this version")

@@ -14,6 +14,7 @@ from sagaspan.cli._render import emit_json, emit_table, say, short, visible
 
 if TYPE_CHECKING:
     from sagaspan import Guard
+    from sagaspan._defaults import Mode
     from sagaspan._explained import Explanation
     from sagaspan._policy_file import PolicyFile
     from sagaspan._tool import Tool
@@ -103,7 +104,7 @@ def explain(
         found = redefined(found, read.tools)
     now = dt.datetime.now(dt.UTC) if at is None else at.replace(tzinfo=dt.UTC)
     facts = Facts(**{**run, "tags": _tags(run["tags"])}, at=now)
-    explanation = explain(read, tool, values, facts, tool=found)
+    explanation = explain(read, tool, values, facts, tool=found, mode=_mode(guard, read))
     if settings.as_json:
         emit_json(explanation)
     else:
@@ -114,7 +115,11 @@ def _print(explanation: Explanation, *, known: bool) -> None:
     words = {"allow": ("is allowed", "green"), "ask": ("is asked about", "yellow"), "deny": ("is denied", "red")}
     sentence, style = words[explanation.outcome]
     by = f" by {', '.join(explanation.by)}" if explanation.by else ""
+    if observed := explanation.mode == "observe" and explanation.outcome != "allow":
+        sentence, style = sentence.replace("is ", "would be ", 1), "yellow"
     say(f"{visible(explanation.tool)} {sentence}{visible(by)}", style)
+    if observed:
+        say("  but mode is observe: it is allowed, and what would have refused it is noted")
     if explanation.reason:
         say(f"  {visible(explanation.reason)}")
     say(f"  policy version {explanation.version or 'none: there is no policy file'}")
@@ -136,6 +141,15 @@ def _file(file: Path | None, guard: Guard | None) -> PolicyFile | None:
     if file is None and guard is not None:
         return guard._engine.policy  # noqa: SLF001 - the same house
     return PolicyFile.read(file or Path(_DEFAULT))
+
+
+def _mode(guard: Guard | None, read: PolicyFile | None) -> Mode:
+    """What a guard does: the one that was named, or else one that only has this file and the environment."""
+    from sagaspan._defaults import defaults_of
+
+    if guard is not None:
+        return "observe" if guard._engine.observes else "enforce"  # noqa: SLF001 - the same house
+    return defaults_of({} if read is None else read.tables, "the policy file").mode
 
 
 def _tools(guard: Guard | None) -> list[Tool]:

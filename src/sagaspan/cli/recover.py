@@ -83,6 +83,8 @@ class _Work:
 
     def watch(self, interval: float) -> int:
         """Round after round until a signal; a run in hand is finished first."""
+        if not self._settings.as_json:
+            say(f"Watching: every {interval:g} s, until Ctrl+C or SIGTERM. What is found is said here.", "dim")
         before = {name: signal.signal(name, self._stop) for name in (signal.SIGINT, signal.SIGTERM)}
         try:
             while not self._stopping.is_set():

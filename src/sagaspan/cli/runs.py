@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -25,6 +26,8 @@ from sagaspan.cli._render import (
     when,
 )
 from sagaspan.ledger.records import CallInfo, CallState, Phase, RunInfo, RunState
+
+_REPORTS: Final = ("md", "json")
 
 
 @click.group()
@@ -74,22 +77,23 @@ def show_run(settings: Settings, run_id: str, namespace: str | None) -> None:
 
 @runs.command("export")
 @click.argument("run_id")
-@click.option("--format", "-f", "form", type=click.Choice(["md", "json"]), default="md", show_default=True)
+@click.option("--format", "-f", "form", type=click.Choice(_REPORTS), help="Default: as FILE is named, else md.")
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Default: standard output.")
 @namespace_option
 @common_options
 @pass_settings
-def export_run(settings: Settings, run_id: str, form: str, output: Path | None, namespace: str | None) -> None:
+def export_run(settings: Settings, run_id: str, form: str | None, output: Path | None, namespace: str | None) -> None:
     """The report of one run: what happened, who approved, what it cost, what was undone, what is open.
 
     Arguments and results are in it as far as they are recorded: see to who gets it.
     """
     from sagaspan._views import Runs
-    from sagaspan.cli._output import writing
+    from sagaspan.cli._output import form_of, writing
 
+    form = form_of(form, output, _REPORTS, as_json=settings.as_json, default="md")
     store = settings.open_store()
     run = Runs(store).complete(the_run(store, run_id, namespace))
-    if settings.as_json or form == "json":
+    if form == "json":
         text = f"{dumped(_as_data(run, settings), 2)}\n"
     else:
         from sagaspan.cli._incident import report
@@ -207,7 +211,7 @@ def _say_holder(run: RunInfo, settings: Settings) -> None:
     verdict, words = held_by(store, run.owner, token(store, record))
     say(f"  {'held by':<13} {visible(words)}")
     if verdict is not Verdict.ALIVE:
-        say(f"  {'next':<13} {RECOVER}")
+        say(f"  {'next':<13} {settings.located(RECOVER)}")
 
 
 def _say_next(run: RunInfo, settings: Settings) -> None:
@@ -224,10 +228,10 @@ def _say_next(run: RunInfo, settings: Settings) -> None:
     steps = steps_of(store, record)
     partly = run.status is RunState.PARTIALLY_COMPENSATED
     left = (*steps.unresolved, *((*steps.undoable, *steps.not_compensable) if partly else ()))
-    rows = [(step.tool, step.state, command) for step in left for command in next_commands(step)]
+    rows = [(step.tool, step.state, settings.located(command)) for step in left for command in next_commands(step)]
     if not partly:  # it goes on through its calls: one whose result nobody has stops it
         lost = [call for call in run.calls if call.state is CallState.DONE and call.result_lost is not None]
-        rows += [(call.tool, call.state, result_command(call)) for call in lost]
+        rows += [(call.tool, call.state, settings.located(result_command(call))) for call in lost]
     if rows:
         say("")
         emit_table(("tool", "state", "next"), rows, title="what needs you")

@@ -93,7 +93,7 @@ def print_call(call: CallInfo, settings: Settings) -> None:
         if value:
             emit_block(f"  {name:<16} {visible(value)}")
     for command in _next(call, audit):
-        say(f"  {'next':<16} {command}")
+        say(f"  {'next':<16} {settings.located(command)}")
     say("")
     _emit_history(history)
 

@@ -12,7 +12,7 @@ import click
 
 from sagaspan.cli._index import sync_index
 from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
-from sagaspan.cli._output import copy_to_file, writing
+from sagaspan.cli._output import copy_to_file, form_of, writing
 from sagaspan.cli._render import emit_csv, emit_json, emit_table, say
 
 _FORMATS: Final = ("table", "json", "csv", "parquet")
@@ -28,7 +28,7 @@ _LIST: Final = ""
     metavar="[NAME]",
     help="A query of the library; alone, the list of them.",
 )
-@click.option("--format", "-f", "form", type=click.Choice(_FORMATS), help="Default: table.")
+@click.option("--format", "-f", "form", type=click.Choice(_FORMATS), help="Default: as FILE is named, else table.")
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="A file; needed for Parquet.")
 @click.option(
     "--timeout",
@@ -58,9 +58,7 @@ def sql(
     sagaspan sql "select tool, state, count(*) from tool_calls group by all"
     sagaspan sql --named failures-by-tool
     """
-    if settings.as_json and form not in (None, "json"):
-        raise click.UsageError(f"--json and --format {form} ask for two answers; leave one out")
-    form = form or ("json" if settings.as_json else "table")
+    form = form_of(form, output, _FORMATS, as_json=settings.as_json, default="table")
     if named == _LIST and query is None:
         _list_named(form)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
@@ -64,6 +64,7 @@ def status(context: click.Context, settings: Settings, namespace: str | None) ->
         *_approval_items(store, namespace), *_run_items(store, namespace), *_call_items(store, namespace),
         *_incidents(store, namespace), *_undelivered(store, namespace),
     ]  # fmt: skip
+    items = [replace(item, next=settings.located(item.next)) for item in items]
     if settings.as_json:
         emit_json(items)
     elif not items:

@@ -12,7 +12,7 @@ import click
 
 from sagaspan.cli._index import sync_ledger, synced_index
 from sagaspan.cli._options import Duration, NotFound, Settings, common_options, pass_settings
-from sagaspan.cli._output import copy_to_file, writing
+from sagaspan.cli._output import copy_to_file, form_of, writing
 from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say
 from sagaspan.cli._which import shown_of, there_are_more, which_options, with_whole_run
 
@@ -102,7 +102,7 @@ def filter_spans(settings: Settings, where: Where) -> None:
 
 @traces.command("export")
 @click.argument("trace_id", required=False)
-@click.option("--format", "-f", "form", type=click.Choice(_FORMATS), default="json", show_default=True)
+@click.option("--format", "-f", "form", type=click.Choice(_FORMATS), help="Default: as FILE is named, else json.")
 @click.option(
     "--output",
     "-o",
@@ -112,15 +112,16 @@ def filter_spans(settings: Settings, where: Where) -> None:
 @which_options(limit=_EXPORTED)
 @common_options
 @pass_settings
-def export_traces(settings: Settings, where: Where, trace_id: str | None, form: str, output: Path | None) -> None:
+def export_traces(
+    settings: Settings, where: Where, trace_id: str | None, form: str | None, output: Path | None
+) -> None:
     """Whole traces, newest first: the one of TRACE_ID (a unique prefix is enough), or all that fit.
 
     With inputs and outputs, as far as content is captured.
     """
     from dataclasses import replace
 
-    if settings.as_json and form != "json":
-        raise click.UsageError(f"--json and --format {form} ask for two answers; leave one out")
+    form = form_of(form, output, _FORMATS, as_json=settings.as_json, default="json")
     index = synced_index(settings)
     if trace_id is not None:
         with _not_found():

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from sagaspan._checks import masked
+from sagaspan._checks import check_variables, masked
 from sagaspan._home import home
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.store import Store
@@ -61,5 +61,9 @@ def connect(
 
 
 def default_store() -> str:
-    """``SAGASPAN_STORE``, else the URL of ``ledger.db`` in the home in force."""
+    """``SAGASPAN_STORE``, else the URL of ``ledger.db`` in the home in force.
+
+    Raises ``ConfigurationError`` where a name of the environment is misspelt: it would be another ledger than meant.
+    """
+    check_variables(os.environ)
     return os.environ.get("SAGASPAN_STORE") or f"sqlite:///{home() / 'ledger.db'}"

@@ -158,13 +158,18 @@ def parsed(url: str) -> Target:
     try:
         psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"the store {masked(url)!r} cannot be read ({error})") from error
+        raise ConfigurationError(f"the store {masked(url)!r} cannot be read ({in_one_line(error)})") from error
     return Target(conninfo, name, is_pooled=pooler is not None, slices=int(slices))
+
+
+def in_one_line(error: psycopg.Error) -> str:
+    """What libpq or the server says first; libpq puts two blanks where its parts meet, and a newline behind."""
+    return " ".join((str(error).strip().splitlines() or [type(error).__name__])[0].split())
 
 
 def explained(where: str, error: psycopg.Error) -> str:
     """What went wrong at ``where``, and what to do, in one sentence."""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    said = in_one_line(error)
     if isinstance(error, errors.LockNotAvailable):
         return f"the ledger {where} stayed locked for {WAIT_SECONDS:.0f} s by another; nothing was started, try again"
     if isinstance(error, errors.UndefinedFunction):  # ``migrate`` takes those of versions that do not know the tables

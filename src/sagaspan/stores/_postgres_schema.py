@@ -154,6 +154,19 @@ def _has_function(connection: psycopg.Connection[Any]) -> bool:
     return row is not None
 
 
+def _make(connection: psycopg.Connection[Any], schema: str, where: str) -> None:
+    from psycopg.errors import InsufficientPrivilege
+
+    try:
+        connection.execute(f'create schema "{schema}"')
+    except InsufficientPrivilege as error:
+        user = connection.info.user
+        raise StoreUnavailable(
+            f"this user may make no schema at {where}; name another, or let somebody who may give it one, in that "
+            f'database: create schema "{schema}" authorization "{user}"'
+        ) from error
+
+
 def migrate(connection: psycopg.Connection[Any], schema: str, where: str) -> list[str]:
     """Bring the ledger to this version, in one transaction; what was done, nothing if it was there already."""
     done: list[str] = []
@@ -162,7 +175,7 @@ def migrate(connection: psycopg.Connection[Any], schema: str, where: str) -> lis
         connection.execute(f"select pg_advisory_xact_lock(hashtextextended('sagaspan migrates {schema}', 0))")
         # Not "if not exists": who was given a schema may have no right to make one.
         if connection.execute("select to_regnamespace(quote_ident($1))", (schema,)).fetchone() == (None,):
-            connection.execute(f'create schema "{schema}"')
+            _make(connection, schema, where)
         found = applied(connection, where)
         check(found, {migration.number for migration in known}, where, apply=True)
         if not found:

@@ -510,7 +510,8 @@ class SqliteStore(SqlReads):
                 return
             if not self._create:
                 raise StoreUnavailable(
-                    f"there is no ledger at {self.path} yet; run an agent under a guard first, or name it with --store"
+                    f"there is no ledger at {self.path} yet; run an agent under a guard first, name it with --store, "
+                    "or make it: sagaspan migrate"
                 )
             if self.path.parent.name == HOME_NAME:
                 make_home(self.path.parent)

@@ -411,7 +411,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 3",
         rule="A limit that is misspelt in the environment does not look as if it held.",
         file="src/sagaspan/_defaults.py",
-        old="    _check_names(variables)\n",
+        old="    check_variables(variables)\n",
         new="",
         tests=("tests/test_defaults.py::test_a_variable_that_is_nearly_a_setting_is_refused",),
     ),
