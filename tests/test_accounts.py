@@ -156,10 +156,15 @@ def overdrawn(guard: Guard, act: Callable[..., Any]) -> None:
         tool()
 
 
+def outside(guard: Guard, act: Callable[..., Any]) -> None:
+    """Of a session, whose calls go one by one."""
+    act("well")
+
+
 ENDINGS = (
     done, failed, failed_and_done, in_doubt, decided("happened"), decided("did-not-happen"), decided("compensated"),
     permitted, taken_over("read"), taken_over("idempotent"), undone, deferred, dropped, retried, reopened, nested,
-    of_a_model, overdrawn,
+    of_a_model, overdrawn, outside,
 )  # fmt: skip
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from sagaspan._clock import now_us
 from sagaspan.ledger import chain, contents
-from sagaspan.ledger.chain import START, Gap, Link
+from sagaspan.ledger.chain import START, Link
 from sagaspan.ledger.records import AuditRow
 from sagaspan.ledger.store import ApprovalChange, CallChange, FreezeChange, LimitChange, NoteChange, RunChange
 from sagaspan.stores import _columns as columns
 
 _NAMES: Final = ", ".join(columns.AUDIT_COLUMNS)
-_LAST: Final = "select seq, number, hash from audit where namespace = ? and run_id = ? order by seq desc limit 1"
-_UP_TO: Final = "delete from audit where namespace = ? and run_id = ? and seq <= ?"
 APPEND: Final = f"""
 insert into audit ({_NAMES}, number, content, hash) values ({", ".join("?" * (len(columns.AUDIT_COLUMNS) + 3))})
 """  # noqa: S608
@@ -37,12 +34,6 @@ with recursive found (namespace, run_id, at) as (
           order by audit.namespace, audit.run_id limit 1)
 )
 select namespace, run_id from found where at > 0 limit ?4
-"""
-_PAGE: Final = """
-select seq, number, hash,
-       (call_id is not null and not exists (select 1 from calls where calls.id = audit.call_id))
-    or (approval_id is not null and not exists (select 1 from approvals where approvals.id = audit.approval_id))
-  from audit where namespace = ? and run_id = ? and seq > ? order by seq limit ?
 """
 _REMEMBERED: Final = 1000
 
@@ -95,36 +86,3 @@ def head_of(connection: sqlite3.Connection, namespace: str, run_id: str, *, befo
     """The last link of a chain before a row of the ledger."""
     row = connection.execute(_HEAD, (namespace, run_id, before)).fetchone()
     return START if row is None else (row[0], row[1])
-
-
-# -- forgetting ----------------------------------------------------------------------------------------------------
-
-
-def forget_all(connection: sqlite3.Connection, chains: Chains, namespace: str, run_id: str, *, actor: str) -> int:
-    """Delete the audit rows of a run but for one that says so; how many they were."""
-    whose = (namespace, run_id)
-    last = connection.execute(_LAST, whose).fetchone()
-    if last is None:
-        return 0
-    seq, number, digest = last
-    chains.append(connection, _forgetting(*whose, [] if number is None else [(1, number, digest)], actor))
-    return connection.execute(
-        "delete from audit where namespace = ? and run_id = ? and seq <= ?", (*whose, seq)
-    ).rowcount
-
-
-def forget_some(
-    connection: sqlite3.Connection, chains: Chains, namespace: str, run_id: str, after: int, *, limit: int, actor: str
-) -> tuple[int, int | None]:
-    """See ``Store.forget_audit``."""
-    rows = connection.execute(_PAGE, (namespace, run_id, after, limit)).fetchall()
-    orphans = [(seq, number, digest) for seq, number, digest, is_orphan in rows if is_orphan]
-    if orphans:
-        gaps = chain.gaps_between([(number, digest) for _, number, digest in orphans if number is not None])
-        chains.append(connection, _forgetting(namespace, run_id, gaps, actor))
-        connection.executemany("delete from audit where seq = ?", [(seq,) for seq, *_ in orphans])
-    return len(orphans), rows[-1][0] if rows else None
-
-
-def _forgetting(namespace: str, run_id: str, gaps: list[Gap], actor: str) -> AuditRow:
-    return chain.forgetting(namespace, run_id, gaps, actor=actor, at_us=now_us())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any, Final
+from typing import Final
 
 from sagaspan.amounts import Unit
 from sagaspan.ledger.store import (
@@ -95,14 +95,6 @@ select c.namespace, json_extract(value, '$[0]') as scope, json_extract(value, '$
  group by 1, 2, 3, 4, 5
 """
 _BY_CALLS: Final = _ENTRIES.replace("{which}", "(?1 is null or c.namespace = ?1)")
-_FORGET_SPENDING: Final = f"""
-update budgets
-   set forgotten = forgotten + entries.amount
-  from ({_ENTRIES.replace("{column}", "spent").replace("{which}", "{calls}")}) as entries
- where budgets.namespace = entries.namespace and budgets.scope = entries.scope and budgets.unit = entries.unit
-   and budgets.window = entries.window and budgets.start_us = entries.start_us
-"""  # noqa: S608
-
 BudgetChange = ReserveChange | UsageChange | LimitChange | CarryChange | LoopChange | RateChange | FreezeChange
 
 
@@ -125,11 +117,6 @@ def booked_by_calls(connection: sqlite3.Connection, namespace: str | None) -> li
     finally:
         connection.execute("rollback")
     return booked_of(rows, held, spent)
-
-
-def forget_spending(connection: sqlite3.Connection, calls: str, values: tuple[Any, ...]) -> None:
-    """What the ``calls`` (a condition) spent stays spent, and is booked as forgotten: they are deleted next."""
-    connection.execute(_FORGET_SPENDING.format(calls=calls), values)
 
 
 def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:

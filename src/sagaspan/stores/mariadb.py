@@ -21,8 +21,9 @@ from sagaspan.ledger.store import SAVED, Booked, Change, Commit, SpendChange, To
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _requests as requests
 from sagaspan.stores._fate import FORGOTTEN, found_out, older
+from sagaspan.stores._forgetting import Runs, SqlForgets
 from sagaspan.stores._pool import Full, Pool
-from sagaspan.stores._reading import SqlReads, lease_here, names
+from sagaspan.stores._reading import lease_here, names
 from sagaspan.stores._server_time import ServerTime
 from sagaspan.stores._usage import usage_query
 
@@ -38,7 +39,6 @@ from sagaspan.stores import _mariadb_changes as sql
 from sagaspan.stores import _mariadb_connection as server
 from sagaspan.stores import _mariadb_schema as schema
 from sagaspan.stores._mariadb_connection import Address
-from sagaspan.stores._mariadb_forgetting import MariadbForgetting
 from sagaspan.stores._mariadb_scripts import Ended, run_script
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ _PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?)"
 _CHANGE_FACT: Final = "update facts set value = ? where namespace = ? and name = ? and value = ?"
 
 
-class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
+class MariadbStore(ServerTime, SqlForgets["Connection[Any]"]):
     """A ledger on a server; connections are made when they are needed, and anew in a forked child."""
 
     keeps_time = True
@@ -136,9 +136,8 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
         if not audits:
             return False
         row, content = audits[0]
-        place = sql.place_of(row.namespace, row.run_id)
         with self._writing() as connection:
-            server.fetch(connection, "select n from places where n = ? for update", (place,))
+            self._hold(connection, [(row.namespace, row.run_id)])
             return bool(server.fetch(connection, _COMMITTED, _named(row, content)))
 
     def _used(self, changes: Sequence[Change]) -> list[int]:
@@ -266,6 +265,23 @@ class MariadbStore(ServerTime, MariadbForgetting, SqlReads):
             self.round_trips += 1
             return server.fetch(pinned, query, values)
         return self._repeatable(lambda connection: server.fetch(connection, query, values))
+
+    def _rows(self, connection: Connection[Any], query: str, values: Sequence[Any]) -> list[Any]:
+        return server.fetch(connection, query, values)
+
+    def _do(self, connection: Connection[Any], statement: str, values: Sequence[Any] = ()) -> int:
+        return server.execute(connection, statement, values)
+
+    def _hold(self, connection: Connection[Any], runs: Runs) -> None:
+        """And share the feed, as everybody does who appends to the audit trail."""
+        self._rows(connection, "select n from places where n = ? lock in share mode", (sql.FEED,))
+        for place in sorted({sql.place_of(*run) for run in runs}):
+            self._rows(connection, "select n from places where n = ? for update", (place,))
+
+    def _append(self, connection: Connection[Any], row: AuditRow) -> None:
+        for (statement,) in sql.append(row, None, {}):
+            with connection.cursor() as cursor:
+                cursor.execute(statement.encode())
 
     def _repeatable(self, job: Callable[[Connection[Any]], T]) -> T:
         """What may be done twice: it is, where the connection was lost."""

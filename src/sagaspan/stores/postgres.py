@@ -18,7 +18,7 @@ from sagaspan._checks import masked
 from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.ledger.records import AuditRow, LeaseRecord, UsageTotals
 from sagaspan.ledger.seal import Seal
-from sagaspan.ledger.store import SAVED, Booked, Change, Commit, SpendChange, Touched
+from sagaspan.ledger.store import SAVED, Booked, Change, Commit, NoteChange, SpendChange, Touched
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _postgres_accounts as accounts
 from sagaspan.stores import _postgres_connecting as connecting
@@ -26,6 +26,7 @@ from sagaspan.stores import _postgres_saving as saving
 from sagaspan.stores import _postgres_schema as schema
 from sagaspan.stores import _requests as requests
 from sagaspan.stores._fate import FORGOTTEN, found_out, older
+from sagaspan.stores._forgetting import Runs, SqlForgets
 from sagaspan.stores._grouping import Grouping
 from sagaspan.stores._pool import Full, Pool
 from sagaspan.stores._postgres_connecting import (
@@ -39,8 +40,7 @@ from sagaspan.stores._postgres_connecting import (
     parsed,
     translated,
 )
-from sagaspan.stores._postgres_forgetting import PostgresForgetting
-from sagaspan.stores._reading import SqlReads, lease_here, names
+from sagaspan.stores._reading import lease_here, names
 from sagaspan.stores._server_time import ServerTime
 from sagaspan.stores._unflushed import Unflushed
 
@@ -68,6 +68,7 @@ select 1 from audit
    and call_id is not distinct from $7 and approval_id is not distinct from $8 and content is not distinct from $9
 """
 
+_HOLD: Final = f"select pg_advisory_xact_lock({schema.RUN.format(namespace='?::text', run='?::text')})"
 _KNOWN: Final = f"{_COMMITTED} union all {FORGOTTEN.format('$1', '$2')}"
 
 
@@ -78,11 +79,12 @@ def _numbered(query: str) -> str:
     return re.sub(r"\?", lambda _: f"${next(number)}", query)
 
 
-class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
+class PostgresStore(ServerTime, SqlForgets["psycopg.Connection[Any]"]):
     """A ledger on a server; connections are made when they are needed, and anew in a forked child."""
 
     keeps_time = True
     _accounts = "accounts"
+    _budget_tables = ("budgets", "slices")
 
     def __init__(self, url: str, *, durability: str = "normal") -> None:
         self.url = url
@@ -170,9 +172,8 @@ class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
         if not audits:
             return False
         row, content = audits[0]
-        key = schema.RUN.format(namespace="$1::text", run="$2::text")
         with connection.transaction():
-            connection.execute(f"select pg_advisory_xact_lock({key})", (row.namespace, row.run_id))
+            self._hold(connection, [(row.namespace, row.run_id)])
             return connection.execute(_COMMITTED, _named(row, content)).fetchone() is not None
 
     def _refuse_older(self, connection: psycopg.Connection[Any]) -> None:
@@ -294,6 +295,19 @@ class PostgresStore(ServerTime, PostgresForgetting, SqlReads):
             self.round_trips += 1
             return list(pinned.execute(_numbered(query), values).fetchall())
         return self._repeatable(lambda connection: connection.execute(_numbered(query), values).fetchall())
+
+    def _rows(self, connection: psycopg.Connection[Any], query: str, values: Sequence[Any]) -> list[Any]:
+        return connection.execute(_numbered(query), values).fetchall()
+
+    def _do(self, connection: psycopg.Connection[Any], statement: str, values: Sequence[Any] = ()) -> int:
+        return connection.execute(_numbered(statement), values).rowcount
+
+    def _hold(self, connection: psycopg.Connection[Any], runs: Runs) -> None:
+        for run in sorted(runs):
+            self._rows(connection, _HOLD, run)
+
+    def _append(self, connection: psycopg.Connection[Any], row: AuditRow) -> None:
+        connection.execute(saving.statement(), (self._told([NoteChange(row)]), False))
 
     def _repeatable(self, job: Callable[[psycopg.Connection[Any]], T]) -> T:
         """What may be done twice: it is, where the connection was lost."""

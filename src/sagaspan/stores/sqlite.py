@@ -22,27 +22,16 @@ from sagaspan import _fork as fork
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreError, StoreUnavailable
-from sagaspan.ledger.records import (
-    CallRecord,
-    LeaseRecord,
-    UsageTotals,
-)
+from sagaspan.ledger.records import AuditRow, LeaseRecord, UsageTotals
 from sagaspan.ledger.seal import Seal
-from sagaspan.ledger.store import (
-    SAVED,
-    Booked,
-    Change,
-    Commit,
-    Family,
-    Forgotten,
-)
+from sagaspan.ledger.store import SAVED, Booked, Change, Commit
 from sagaspan.stores import _columns as columns
 from sagaspan.stores import _sqlite_audit as audit
 from sagaspan.stores import _sqlite_budgets as budgets
-from sagaspan.stores import _sqlite_forgetting as forgetting
+from sagaspan.stores._forgetting import Runs, SqlForgets
 from sagaspan.stores._migrate import current_version, migrate, migrations, refuse_if_migrated
 from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
-from sagaspan.stores._reading import OPEN, SqlReads, marks
+from sagaspan.stores._reading import marks
 from sagaspan.stores._sleeping import Sleeper
 from sagaspan.stores._sqlite_audit import Chains
 from sagaspan.stores._sqlite_changes import save_all
@@ -94,12 +83,6 @@ insert into owners ({", ".join(columns.LEASE_COLUMNS)}) values ({marks(columns.L
    set renewed_us = excluded.renewed_us, until_us = excluded.until_us, until_boot_us = excluded.until_boot_us,
        ttl_us = excluded.ttl_us, beats = beats + 1
 """  # noqa: S608
-_FORGET_LEASES: Final = f"""
-delete from owners
- where until_us < ?
-   and owner not in (select owner from runs where state in ('running', 'compensating'))
-   and owner not in (select owner from calls where {OPEN} and state = 'running')
-"""  # noqa: S608
 _PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?) on conflict do nothing"
 _CHECKPOINT: Final = "pragma wal_checkpoint(passive)"
 _CHANGE_FACT: Final = "update facts set value = ? where namespace = ? and name = ? and value = ?"
@@ -132,7 +115,7 @@ class _Request(Sleeper):
         return self._commit
 
 
-class SqliteStore(SqlReads):
+class SqliteStore(SqlForgets[sqlite3.Connection]):
     """A ledger in one file (0600), opened at first use and again in a forked child."""
 
     keeps_time = False
@@ -306,11 +289,6 @@ class SqliteStore(SqlReads):
             connection.execute("pragma synchronous = normal")
             connection.execute(_RENEW, columns.lease_values(lease))
 
-    def forget_leases(self, before_us: int) -> None:
-        """Forget leases that ended before ``before_us`` and cover nothing any more."""
-        with self._connected() as connection:
-            connection.execute(_FORGET_LEASES, (before_us,))
-
     # -- reading -------------------------------------------------------------------------------------------
 
     def usage_of(
@@ -342,27 +320,17 @@ class SqliteStore(SqlReads):
 
     # -- forgetting ----------------------------------------------------------------------------------------
 
-    def forget(self, families: Sequence[Family], *, actor: str) -> Forgotten:
-        """Delete runs with all that is of them in one transaction; see ``Store.forget``."""
-        with self._writing() as connection:
-            return sum((forgetting.forget(connection, family, self._chains, actor) for family in families), Forgotten())
+    def _rows(self, connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[Any]:
+        return connection.execute(query, values).fetchall()
 
-    def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
-        """Delete calls that are still at their versions, and their locks, in one transaction."""
-        with self._writing() as connection:
-            return forgetting.forget_calls(connection, calls)
+    def _do(self, connection: sqlite3.Connection, statement: str, values: Sequence[Any] = ()) -> int:
+        return connection.execute(statement, values).rowcount
 
-    def forget_approvals(self, namespace: str, run_id: str, before_us: int, *, limit: int) -> int:
-        """Delete requests of a run that are over, and whose calls are gone; see ``Store.forget_approvals``."""
-        with self._writing() as connection:
-            return forgetting.forget_approvals(connection, namespace, run_id, before_us, limit)
+    def _hold(self, connection: sqlite3.Connection, runs: Runs) -> None:
+        """Who writes has the whole file."""
 
-    def forget_audit(
-        self, namespace: str, run_id: str, after: int, *, limit: int, actor: str
-    ) -> tuple[int, int | None]:
-        """Delete audit rows of calls and requests that are gone; see ``Store.forget_audit``."""
-        with self._writing() as connection:
-            return audit.forget_some(connection, self._chains, namespace, run_id, after, limit=limit, actor=actor)
+    def _append(self, connection: sqlite3.Connection, row: AuditRow) -> None:
+        self._chains.append(connection, row)
 
     def spare_bytes(self) -> int:
         """The room of the free pages in the file."""

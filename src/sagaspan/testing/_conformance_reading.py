@@ -207,15 +207,16 @@ class ReadingConforms:
         assert store.budgets() == [replace(BUDGET, spent=3, forgotten=3)]
 
     def test_calls_and_requests_are_forgotten_one_by_one(self, make_store: MakeStore) -> None:
-        """At the versions that were looked at; then their requests, then their audit rows."""
+        """At the versions that were looked at; what they spent stays spent. Then their requests, their audit rows."""
         store = make_store()
-        first, second = claiming(), claiming(id="d", key="d")
-        saved(store, opening(), first, second, asking())
+        first, second = (claiming(id=name, key=name, spent='[["user:ada","usd","",0,3]]') for name in "cd")
+        saved(store, opening(), first, second, asking(), ReserveChange(BUDGET, 6), SpendChange(BUDGET, 6, 6))
         looked = store.calls_of("n", "r")
         saved(store, moving(second.record, CallEvent.SUCCEED))
         assert store.forget_approvals("n", "r", 10**9, limit=9) == 0
         assert store.forget_calls(looked).calls == 1
         assert [call.id for call in store.list_calls()] == ["d"]
+        assert store.budgets() == [replace(BUDGET, spent=6, forgotten=3)]
         assert store.forget_approvals("n", "r", REQUEST.expires_us, limit=9) == 0
         assert store.forget_approvals("n", "r", REQUEST.expires_us + 1, limit=9) == 1
         gone, after = store.forget_audit("n", "r", 0, limit=2, actor="ada")

@@ -10,6 +10,7 @@ _CHAIN = "src/sagaspan/ledger/chain.py"
 _CONTENTS = "src/sagaspan/ledger/contents.py"
 _VERIFYING = "src/sagaspan/ledger/verifying.py"
 _HISTORIES = "src/sagaspan/ledger/histories.py"
+_FORGETTING = "src/sagaspan/stores/_forgetting.py"
 _SQLITE_AUDIT = "src/sagaspan/stores/_sqlite_audit.py"
 _AUDIT = "src/sagaspan/_audit.py"
 _ANCHORS = "src/sagaspan/_anchors.py"
@@ -116,8 +117,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(d) 8",
         rule="A run is not forgotten without a row that says so.",
-        file=_SQLITE_AUDIT,
-        old="    chains.append(connection, _forgetting(*whose, [] if number is None else [(1, number, digest)], actor))\n",
+        file=_FORGETTING,
+        old="                self._append(connection, _said(*whose, gaps, actor))\n",
         new="",
         tests=(
             _PRUNED + "test_what_is_settled_is_forgotten_with_its_history",
@@ -127,8 +128,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(d) 8",
         rule="Calls outside a run are not forgotten without a row that says so.",
-        file=_SQLITE_AUDIT,
-        old="        chains.append(connection, _forgetting(namespace, run_id, gaps, actor))\n",
+        file=_FORGETTING,
+        old="                self._append(connection, _said(namespace, run_id, gaps, actor))\n",
         new="",
         tests=(
             _PRUNED + "test_calls_outside_a_run_go_one_by_one",

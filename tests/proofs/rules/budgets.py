@@ -8,7 +8,7 @@ from tests.proofs.rules._rule import Rule
 
 _SQLITE_BUDGETS = "src/sagaspan/stores/_sqlite_budgets.py"
 _LEDGER = "src/sagaspan/ledger/ledger.py"
-_SQLITE_FORGETTING = "src/sagaspan/stores/_sqlite_forgetting.py"
+_FORGETTING = "src/sagaspan/stores/_forgetting.py"
 _READING = "src/sagaspan/stores/_reading.py"
 _AMOUNTS = "src/sagaspan/amounts.py"
 _BUDGET = "src/sagaspan/budget.py"
@@ -96,8 +96,16 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="(c) 5",
         rule="What pruned calls spent stays spent.",
-        file=_SQLITE_FORGETTING,
-        old='        budgets.forget_spending(connection, "c.namespace = ? and c.run_id = ?", whose)\n',
+        file=_FORGETTING,
+        old="            self._spend_for_good(connection, (call for family in same for call in family.calls))\n",
+        new="",
+        tests=(_ACCOUNTS + "test_the_books_agree",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="What calls outside a run spent stays spent when they are pruned.",
+        file=_FORGETTING,
+        old="            self._spend_for_good(connection, gone)\n",
         new="",
         tests=(_ACCOUNTS + "test_the_books_agree",),
     ),
