@@ -1,23 +1,27 @@
 """WAL truncated at every frame: whatever a power cut leaves of the ledger, no effect is without its claim.
 
-    uv run --all-extras python -m tests.proofs.wal               # every world of four recorded days (the full form)
+    uv run --all-extras python -m tests.proofs.wal               # every world of eight recorded days (the full form)
     uv run --all-extras python -m tests.proofs.wal --every 8     # every eighth of them is lived to its end
 
-A process works through a day on SQLite (calls, retries, doubts, rollbacks, nesting, an event loop), and it is written
-down when each commit returned and each effect happened. A power cut at any moment can leave every prefix of the log
-from the last synced commit on. For every frame boundary, and for places inside frames, the ledger is opened as it then
-would be. For every world that a cut can leave (so much of the ledger, so many effects) another process recovers and
-does the day again: in the same boot, or three hours later in the next one.
+A process works through a day on SQLite, and it is written down when each commit was written and when it was on disk,
+and when each effect happened. On a quiet day one thing follows the other (calls, retries, doubts, rollbacks, nesting,
+an event loop); on a busy one a crowd of threads and of tasks claims and settles at once, and shares its flushes. A
+power cut at any moment can leave every prefix of the log from what was on disk on. For every frame boundary, for places
+inside frames, and for a gap with all that was written behind it, the ledger is opened as it then would be. For every
+world that a cut can leave (so much of the ledger, so many effects) another process recovers and does the day again: in
+the same boot, or three hours later in the next one.
 
 It fails unless each of these holds. The ledger opens without an error and is a prefix of what was committed, whole and
-in order. Every effect has its claim. A call that had been answered is in doubt again only if nothing was synced since,
-and with ``durability="full"`` never. In the end each effect came once, and what was undone was undone in reverse.
+in order, and its chains verify. Every effect has its claim. A call that had been answered is in doubt again only if
+nothing was synced since, and with ``durability="full"`` never. In the end each effect came once, and what was undone
+was undone in reverse.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -39,7 +43,7 @@ from sagaspan.stores.sqlite import SqliteStore
 from sagaspan.testing import assert_history, assert_settled, frozen_clock
 from tests.proofs.wal_file import FRAME_HEADER
 from tests.proofs.wal_record import Boot, Recording, record
-from tests.proofs.wal_shop import ENDS, HAPPENS, UNDONE, Effect, Shop, World, undoings, work
+from tests.proofs.wal_shop import DAYS, QUIET, Day, Effect, Shop, World, undoings, work
 
 DURABILITIES: Final = ("normal", "full")
 BOOTS: Final[tuple[Boot, ...]] = ("this", "earlier")
@@ -69,7 +73,7 @@ def cuts(recording: Recording) -> list[Cut]:
             last[frames, happened] = number
         if coming is not None:
             length, happened = coming.frames, happened + (coming.effect is not None)
-            floor = length if coming.synced else floor
+            floor = max(floor, coming.durable)
     return [Cut(frames=frames, events=number) for (frames, _), number in last.items()]
 
 
@@ -79,23 +83,27 @@ def committed(recording: Recording, frames: int) -> list[AuditRow]:
     return [row for event in recording.events if event.writes and event.frames <= whole for row in event.rows]
 
 
+def unclaimed(recording: Recording, cut: Cut) -> list[Effect]:
+    """The effects before ``cut`` of whose call the ledger knows nothing."""
+    claimed = {row.call_id for row in committed(recording, cut.frames) if row.event.endswith("claim")}
+    effects = (event.effect for event in recording.events[: cut.events])
+    return [effect for effect in effects if effect is not None and effect.call_id not in claimed]
+
+
 def forgotten(recording: Recording, cut: Cut) -> set[str]:
     """The calls that had been answered before ``cut``, and of whose end the ledger does not know any more."""
     known = committed(recording, cut.frames)
     settled = {row.call_id for row in known if row.event == CallEvent.SUCCEED}
-    answered = {
-        row.call_id for event in recording.events[: cut.events] for row in event.rows if row.event == CallEvent.SUCCEED
-    }
-    return {call_id for call_id in answered - settled if call_id is not None}
+    return {call_id for event in recording.events[: cut.events] for call_id in event.answered if call_id not in settled}
 
 
 def synced_since(recording: Recording, cut: Cut, call_id: str) -> bool:
     """Whether anything was synced between the end of a call and ``cut``."""
     ended = next(
-        number for number, event in enumerate(recording.events)
+        event.frames for event in recording.events
         if any((row.call_id, row.event) == (call_id, CallEvent.SUCCEED) for row in event.rows)
     )  # fmt: skip
-    return any(event.synced for event in recording.events[ended : cut.events])
+    return any(event.durable >= ended for event in recording.events[: cut.events])
 
 
 # -- what is left of the ledger ------------------------------------------------------------------------------------
@@ -112,6 +120,7 @@ def check_prefix(recording: Recording, frames: int, folder: Path) -> None:
         *((more, b"") for more in inside),
         (0, bytes(frame)),
         (inside[-1] if inside else 0, bytes(3 * frame)),
+        (0, bytes(frame) + recording.log[recording.wal.offset(frames + 1) :]),
     ]
     for more, tail in torn:
         path = recording.save(folder, frames, more=more, tail=tail)
@@ -121,7 +130,7 @@ def check_prefix(recording: Recording, frames: int, folder: Path) -> None:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             found = connection.execute(f"select {', '.join(_AUDIT)} from audit order by seq")
             rows = [AuditRow(**dict(zip(_AUDIT, row, strict=True))) for row in found]
-        assert rows == wanted, f"{frames} frames, {more} bytes of the next and {len(tail)} zeros"
+        assert rows == wanted, f"{frames} frames, {more} bytes of the next and {len(tail)} others"
 
 
 # -- the day after -------------------------------------------------------------------------------------------------
@@ -132,6 +141,7 @@ def live_on(recording: Recording, cut: Cut, folder: Path) -> None:
     past = recording.events[: cut.events]
     effects = [event.effect for event in past if event.effect is not None]
     asked = Counter(event.question for event in past if event.question is not None)
+    day = DAYS[recording.day]
     store = SqliteStore(recording.save(folder, cut.frames), durability="off")  # nobody cuts the power again
     later = frozen_clock(datetime.now(UTC) + timedelta(hours=3)) if recording.boot == "earlier" else None
     with later or contextlib.nullcontext(), Guard(store) as guard:
@@ -140,21 +150,21 @@ def live_on(recording: Recording, cut: Cut, folder: Path) -> None:
         world = World(effects=list(effects), asked=asked)
         shop = Shop(guard, world)
         guard.recover()
-        work(shop)
+        work(shop, day)
         guard.recover()
         assert_settled(guard)
-        ends = {run.id: run.status for run in guard.runs.list() if run.id in ENDS}
-        assert ends == ENDS, ends
-        check_world(world.effects)
+        ends = {run.id: run.status for run in guard.runs.list() if run.id in day.ends}
+        assert ends == day.ends, ends
+        check_world(world.effects, day)
 
 
-def check_world(effects: Sequence[Effect]) -> None:
+def check_world(effects: Sequence[Effect], day: Day = QUIET) -> None:
     """Each effect came once; what was undone came after what it undoes, and in reverse."""
     undone = list(undoings(effects))
     happened = Counter((one.what, one.order) for one in effects if one not in undone)
-    assert happened == HAPPENS, f"{dict(happened - HAPPENS)} too often, {dict(HAPPENS - happened)} missing"
+    assert happened == day.happens, f"{dict(happened - day.happens)} too often, {dict(day.happens - happened)} missing"
     seen = list(dict.fromkeys((one.what, one.order) for one in undone))
-    for order, wanted in UNDONE.items():
+    for order, wanted in day.undone.items():
         mine = [one for one in seen if one[1].partition(".")[0] == order]
         assert mine == wanted, f"undone of {order}: {mine}"
     names = [(one.what, one.order) for one in effects]
@@ -165,10 +175,12 @@ def check_world(effects: Sequence[Effect]) -> None:
 
 # -- the command ---------------------------------------------------------------------------------------------------
 
-_recordings: dict[tuple[str, str], Recording] = {}
+Key = tuple[str, str, str]
+
+_recordings: dict[Key, Recording] = {}
 
 
-def _one(task: tuple[str, tuple[str, str], Any]) -> str:
+def _one(task: tuple[str, Key, Any]) -> str:
     """One piece of work in a process of the pool; returns what is wrong, or nothing."""
     kind, key, what = task
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
@@ -190,6 +202,7 @@ def _memory() -> str | None:
 class Figures:
     """The counts of one recorded day."""
 
+    day: str
     durability: str
     boot: str
     frames: int
@@ -203,24 +216,28 @@ class Figures:
 
 
 def prove(
-    *, every: int = 1, jobs: int = 1, boots: Sequence[Boot] = BOOTS, say: Callable[..., None] = print
+    *,
+    every: int = 1,
+    jobs: int = 1,
+    days: Sequence[str] = tuple(DAYS),
+    boots: Sequence[Boot] = BOOTS,
+    say: Callable[..., None] = print,
 ) -> tuple[list[Figures], list[str]]:
     """Record the days and live through what cuts leave of them; the counts, and what was violated."""
     figures, wrong, tasks = [], [], []
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
-        for durability in DURABILITIES:
-            for boot in boots:
-                key = durability, boot
-                recording = _recordings[key] = record(durability, boot, Path(folder) / "-".join(key))
-                worlds = cuts(recording)
-                figure = Figures(durability=durability, boot=boot, frames=len(recording.wal),
-                                 commits=sum(recording.wal.commits), worlds=len(worlds))  # fmt: skip
-                figures.append(figure)
-                wrong += check_documented(recording, worlds, figure)
-                tasks += [("prefix", key, frames) for frames in range(0, len(recording.wal) + 1, max(1, every // 4))]
-                tasks += [("lived", key, cut) for cut in worlds[len(figures) % every :: every]]
+        for day, durability, boot in itertools.product(days, DURABILITIES, boots):
+            key = day, durability, boot
+            recording = _recordings[key] = record(durability, boot, Path(folder) / "-".join(key), day)
+            worlds = cuts(recording)
+            figure = Figures(day=day, durability=durability, boot=boot, frames=len(recording.wal),
+                             commits=sum(recording.wal.commits), worlds=len(worlds))  # fmt: skip
+            figures.append(figure)
+            wrong += check_documented(recording, worlds, figure)
+            tasks += [("prefix", key, frames) for frames in range(0, len(recording.wal) + 1, max(1, every // 4))]
+            tasks += [("lived", key, cut) for cut in worlds[len(figures) % every :: every]]
     say(f"{len(tasks)} ledgers to open, {jobs} at a time", flush=True)
-    by_key = {(figure.durability, figure.boot): figure for figure in figures}
+    by_key = {(figure.day, figure.durability, figure.boot): figure for figure in figures}
     for number, (task, problem) in enumerate(zip(tasks, _done(tasks, jobs), strict=True), 1):
         figure = by_key[task[1]]
         figure.opened += task[0] == "prefix"
@@ -246,6 +263,7 @@ def check_documented(recording: Recording, worlds: Sequence[Cut], figure: Figure
     """What docs/concepts.md says a power cut can do: the last results read as unknown, and with "full" none."""
     wrong = []
     for cut in worlds:
+        wrong += [f"{effect} happened without a claim at {cut}" for effect in unclaimed(recording, cut)]
         calls = forgotten(recording, cut)
         figure.in_doubt_again += bool(calls)
         figure.worst = max(figure.worst, len(calls))

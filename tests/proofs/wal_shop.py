@@ -1,14 +1,17 @@
-"""A day in a shop, for the proof of ``wal``: what its agent does, what the world outside sees of it, and a person.
+"""Days in a shop, for the proof of ``wal``: what its agents do, what the world outside sees of it, and a person.
 
-The world is a list of effects and nothing else, so that a day can be begun again from any moment of another one.
+The world is a list of effects and nothing else, so that a day can be begun again from any moment of another one. On a
+quiet day one job follows the other; on a busy one they are done at once, by threads and in an event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -146,7 +149,7 @@ class Shop:
 
     def job(self, order: str) -> None:
         """One job of the day, by the name of its order; done again it goes on where it was."""
-        getattr(self, f"_{order}")(order)
+        getattr(self, f"_{order.partition('-')[0]}")(order)
 
     def _plain(self, order: str) -> None:
         with self.guard.run("plain", id=order):
@@ -198,6 +201,24 @@ class Shop:
             self.charge(order)
         self.guard.compensate(order)
 
+    def _sold(self, order: str) -> None:
+        with self.guard.run("sold", id=order):
+            self.charge(order)
+            self.ship(order)
+
+    def _broken(self, order: str) -> None:
+        with self.guard.run("broken", id=order):
+            self.charge(f"{order}.first")
+            self.charge(f"{order}.last")
+            self.decline(order)
+
+    def _rush(self, order: str) -> None:
+        async def work() -> None:
+            async with self.guard.run("rush", id=order):
+                await asyncio.gather(*(self.mail(f"{order}.{number}") for number in range(RUSH)))
+
+        asyncio.run(work())
+
 
 def _stock(order: str) -> str:  # every order takes the same lock
     return "stock"
@@ -207,33 +228,84 @@ def _decline(order: str) -> None:
     raise Declined(order)
 
 
-DAY: Final = ("plain", "lossy", "undone", "nested", "posted", "late", "lone", "regret")
-ENDS: Final = {
-    "plain": RunState.COMPLETED, "lossy": RunState.COMPLETED, "undone": RunState.COMPENSATED,
-    "nested": RunState.COMPENSATED, "posted": RunState.COMPLETED, "late": RunState.COMPLETED,
-    "regret": RunState.COMPENSATED,
-}  # fmt: skip
-"""How the run of each job ends at last; ``lone`` has none."""
+@dataclass(frozen=True, kw_only=True)
+class Day:
+    """The ``orders`` of a day; how the run of each ends at last (``lone`` has none), what happens, once each, and what
+    is undone of each, in this order, at least once. ``at_once``: whether the jobs are done side by side.
+    """
 
-HAPPENS: Final = Counter(
-    {("reserve", "plain"): 1, ("charge", "plain"): 1, ("invoice", "lossy"): 1, ("label", "lossy"): 1,
-     ("ship", "lossy"): 1, ("charge", "undone"): 1, ("reserve", "undone"): 1, ("charge", "nested.kept"): 1,
-     ("charge", "nested.a"): 1, ("charge", "nested.b"): 1, ("mail", "late"): 1, ("pay", "lone"): 1,
-     ("charge", "regret"): 1, ("charge", "posted"): 1, ("notify", "posted.first"): 1, ("notify", "posted.last"): 1}
+    orders: Sequence[str]
+    ends: Mapping[str, RunState]
+    happens: Counter[tuple[str, str]]
+    undone: Mapping[str, Sequence[tuple[str, str]]]
+    at_once: bool = False
+
+
+QUIET: Final = Day(
+    orders=("plain", "lossy", "undone", "nested", "posted", "late", "lone", "regret"),
+    ends={
+        "plain": RunState.COMPLETED, "lossy": RunState.COMPLETED, "undone": RunState.COMPENSATED,
+        "nested": RunState.COMPENSATED, "posted": RunState.COMPLETED, "late": RunState.COMPLETED,
+        "regret": RunState.COMPENSATED,
+    },
+    happens=Counter(
+        {("reserve", "plain"): 1, ("charge", "plain"): 1, ("invoice", "lossy"): 1, ("label", "lossy"): 1,
+         ("ship", "lossy"): 1, ("charge", "undone"): 1, ("reserve", "undone"): 1, ("charge", "nested.kept"): 1,
+         ("charge", "nested.a"): 1, ("charge", "nested.b"): 1, ("mail", "late"): 1, ("pay", "lone"): 1,
+         ("charge", "regret"): 1, ("charge", "posted"): 1, ("notify", "posted.first"): 1,
+         ("notify", "posted.last"): 1}
+    ),
+    undone={
+        "undone": [("release", "undone"), ("refund", "undone")],
+        "nested": [("refund", "nested.b"), ("refund", "nested.a")],
+        "regret": [("refund", "regret")],
+    },
 )  # fmt: skip
-"""What happens on a whole day, once each."""
 
-UNDONE: Final = {
-    "undone": [("release", "undone"), ("refund", "undone")],
-    "nested": [("refund", "nested.b"), ("refund", "nested.a")],
-    "regret": [("refund", "regret")],
-}
-"""What is undone of each job, in this order; at least once."""
+RUSH: Final = 5
+_SOLD: Final = tuple(f"sold-{number}" for number in range(3))
+_BROKEN: Final = ("broken-0", "broken-1")
+_LONE: Final = ("lone-0", "lone-1")
+
+BUSY: Final = Day(
+    orders=(*_SOLD, *_BROKEN, *_LONE, "rush"),
+    ends={
+        **dict.fromkeys((*_SOLD, "rush"), RunState.COMPLETED),
+        **dict.fromkeys(_BROKEN, RunState.COMPENSATED),
+    },
+    happens=Counter(
+        [(what, order) for order in _SOLD for what in ("charge", "ship")]
+        + [("charge", f"{order}.{which}") for order in _BROKEN for which in ("first", "last")]
+        + [("pay", order) for order in _LONE]
+        + [("mail", f"rush.{number}") for number in range(RUSH)]
+    ),
+    undone={order: [("refund", f"{order}.last"), ("refund", f"{order}.first")] for order in _BROKEN},
+    at_once=True,
+)
+
+DAYS: Final = {"quiet": QUIET, "busy": BUSY}
 
 
-def work(shop: Shop, day: Sequence[str] = DAY) -> None:
+def live(shop: Shop, day: Day) -> None:
+    """The day as it is when nothing goes wrong but what does so in the shop."""
+    if not day.at_once:
+        work(shop, day)
+        return
+    gate = threading.Barrier(len(day.orders))
+    with concurrent.futures.ThreadPoolExecutor(len(day.orders)) as crowd:
+        for job in [crowd.submit(_after, gate, shop, order) for order in day.orders]:
+            job.result()
+
+
+def _after(gate: threading.Barrier, shop: Shop, order: str) -> None:
+    gate.wait()
+    with contextlib.suppress(Declined):
+        shop.job(order)
+
+
+def work(shop: Shop, day: Day) -> None:
     """The day, from its beginning, as often as it takes; what is in doubt a person decides by looking at the world."""
-    for order in day:
+    for order in day.orders:
         for _ in range(10):
             try:
                 shop.job(order)

@@ -89,6 +89,14 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="2",
+        rule="Whoever of a crowd finds another flushing is answered when what he wrote is on disk, too, and not before.",
+        file="src/sagaspan/stores/_sqlite_flushing.py",
+        old="        with self._lock:\n            if self._flushed >= number:",
+        new="        if self._lock.locked():\n            return\n        with self._lock:\n            if self._flushed >= number:",
+        tests=("tests/proofs/test_wal.py::test_a_crowd_writes_on_while_it_is_flushed",),
+    ),
+    Rule(
+        section="2",
         rule="After a flush that failed nothing more is claimed: what it was of may be lost.",
         file="src/sagaspan/stores/_sqlite_flushing.py",
         old="        self._error = error\n",
