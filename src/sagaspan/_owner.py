@@ -14,7 +14,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 
 from sagaspan import _fork as fork
@@ -26,6 +25,7 @@ _SEPARATOR = ":"
 _alive: dict[str, int] = {}  # how often each token is held
 _role: str | None = None  # the process that this one plays
 _played: dict[str, bool] = {}  # the processes whose death is provable that this one plays or played: which are alive
+_names: dict[int, str] = {}
 _lock = fork.new_lock()
 
 
@@ -174,8 +174,12 @@ def _forget() -> None:
     _role = None
 
 
-@cache
 def _name(pid: int) -> str:
+    # ``setdefault``: threads that begin at once must not each have a name of their own, which nobody goes by later.
+    return _names.get(pid) or _names.setdefault(pid, _new_name(pid))
+
+
+def _new_name(pid: int) -> str:
     try:
         boot, namespace, start = _boot_id(), _pid_namespace(), _start_time(pid)
     except OSError:

@@ -91,8 +91,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="2",
         rule="Whoever of a crowd finds another flushing is answered when what he wrote is on disk, too, and not before.",
         file="src/sagaspan/stores/_sqlite_flushing.py",
-        old="        with self._lock:\n            if self._flushed >= number:",
-        new="        if self._lock.locked():\n            return\n        with self._lock:\n            if self._flushed >= number:",
+        old="                self._sleep()\n",
+        new="                return\n",
         tests=("tests/proofs/test_wal.py::test_a_crowd_writes_on_while_it_is_flushed",),
     ),
     Rule(
@@ -681,6 +681,14 @@ RULES: Final[tuple[Rule, ...]] = (
         old="            return why_of(row) == MARKS and row.from_state in (None, CallState.FAILED, CallState.SCHEDULED)",
         new="            return True",
         tests=(_SENDING + "test_a_missing_mark_of_a_second_run_proves_nothing_of_the_first",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="Threads that begin at once go by one name: whoever goes by another is not known as this process any more.",
+        file=_OWNER,
+        old="    return _names.get(pid) or _names.setdefault(pid, _new_name(pid))\n",
+        new="    if pid not in _names:\n        own = _names[pid] = _new_name(pid)\n        return own\n    return _names[pid]\n",
+        tests=("tests/test_owner.py::test_threads_that_begin_at_once_have_one_name",),
     ),
     Rule(
         section="(a) 7",
