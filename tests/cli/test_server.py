@@ -124,3 +124,31 @@ def test_what_to_type_next_leads_to_the_ledger_that_was_named(
     for command in (["show", "r-1"], ["compensate", "r-1", "--yes"], ["status"]):
         answer = sagaspan(*command, "--store", secret)
         assert "hunter2" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_migrate_says_whether_a_program_of_this_version_may_start(
+    sagaspan: Sagaspan, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """``--check`` only looks, and is 1 before a ledger is made, while it is older, and where it is newer."""
+    server = request.getfixturevalue(kind)
+    known = server.schema if kind == "postgres" else server.database
+    name, of_mariadb = f"{known}_n", "" if kind == "postgres" else ", 1"
+    monkeypatch.setenv("SAGASPAN_STORE", server.url.replace(known, name))
+    try:
+        for _ in range(2):  # looking makes nothing
+            answer = sagaspan("migrate", "--check")
+            assert (answer.code, "there is no ledger at" in answer.err) == (1, True)
+        assert "is of this version now; applied: 0001 initial" in sagaspan("migrate").out
+        assert (sagaspan("migrate", "--check").code, sagaspan("migrate", "--json").json["done"]) == (0, [])
+        server.run(f"insert into {name}.migrations values (1999, 'future'{of_mariadb})")
+        for command in (["migrate", "--check"], ["migrate"], ["status"]):
+            answer = sagaspan(*command)
+            assert (answer.code, "upgrade sagaspan" in answer.err) == (1, True), command
+        server.run(f"delete from {name}.migrations where number in (1999, 15)", f"drop table {name}.loops")
+        for command in (["migrate", "--check"], ["status"], ["recover"]):
+            answer = sagaspan(*command, "--json")
+            assert (answer.code, answer.json["kind"]) == (1, "SchemaOutdated"), command
+            assert "somebody who may change it runs: sagaspan migrate" in answer.json["error"]
+    finally:
+        server.run(f"drop schema if exists {name}{' cascade' if kind == 'postgres' else ''}")
