@@ -115,6 +115,12 @@ def hold_new(token: str) -> bool:
         return True
 
 
+def held(kind: str) -> frozenset[str]:
+    """The tokens that this process holds and that begin with ``kind``."""
+    with _lock:
+        return frozenset(token for token in _alive if token.startswith(kind))
+
+
 def drop(token: str) -> None:
     """This process's work on ``token`` has ended, however it ended."""
     with _lock:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry.trace import use_span
 
@@ -46,6 +46,9 @@ SaveMark = Callable[[], None]
 """Records that the request is sent next; raises if it must not be."""
 
 
+_WATCH: Final = "watch:"
+
+
 def body_token(call_id: str) -> str:
     """What this process holds while a body of this call runs, also one that nobody waits for any more."""
     return f"body:{call_id}"
@@ -53,7 +56,12 @@ def body_token(call_id: str) -> str:
 
 def watch_token(call_id: str) -> str:
     """What this process holds from when nobody waits for a body any more until its end is recorded."""
-    return f"watch:{call_id}"
+    return f"{_WATCH}{call_id}"
+
+
+def watched() -> frozenset[str]:
+    """The tokens of all such bodies of this process: each may still write to the ledger that its call is in."""
+    return owner.held(_WATCH)
 
 
 class _Running:

@@ -6,6 +6,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 
+from sagaspan.ledger import attempts
 from sagaspan.ledger.store import Store
 
 _PREFIX = "sagaspan_test_"
@@ -15,16 +16,23 @@ class ServerLedgers(ABC):
     """Empty ledgers on the server of ``url``. One is made once and emptied, which is many times as fast.
 
     One that somebody is still connected to, a guard that nobody closed or a process that was just killed, is not used
-    again, so that no test is disturbed by what another one left.
+    again, so that no test is disturbed by what another one left. Nor is one in whose use a body was given up
+    (``timeout=``) that still runs: its late result is recorded when it ends, also after its guard was closed.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._free: list[str] = []
         self._made: list[str] = []
+        self._watched: dict[str, frozenset[str]] = {}  # the bodies of before its use
 
     def take(self) -> str:
         """The URL of an empty ledger."""
+        url = self._take()
+        self._watched[url] = attempts.watched()
+        return url
+
+    def _take(self) -> str:
         if self._free:
             return self._url_of(self._free.pop())
         url = self._url_of(f"{_PREFIX}{secrets.token_hex(6)}")
@@ -34,7 +42,8 @@ class ServerLedgers(ABC):
 
     def give_back(self, url: str) -> None:
         """Nobody needs the ledger any more."""
-        if not self._is_in_use(url):
+        given_up = attempts.watched() - self._watched.pop(url, frozenset())
+        if not given_up and not self._is_in_use(url):
             self.empty(url)
             self._free.append(self.name_of(url))
 

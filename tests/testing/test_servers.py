@@ -1,0 +1,66 @@
+"""Ledgers that are used again by the next test: none that a test before may still write to."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from sagaspan import Guard, ToolTimeout
+from sagaspan.ledger import attempts
+from sagaspan.ledger.store import Store
+from sagaspan.testing._servers import ServerLedgers
+
+
+class _Ledgers(ServerLedgers):
+    """Names, and no server."""
+
+    def opened(self, url: str) -> Store:
+        raise NotImplementedError
+
+    def name_of(self, url: str) -> str:
+        return url
+
+    def empty(self, url: str) -> None:
+        pass
+
+    def cut(self, url: str) -> None:
+        raise NotImplementedError
+
+    def _make(self, url: str) -> None:
+        pass
+
+    def _is_in_use(self, url: str) -> bool:
+        return False
+
+    def _drop(self, url: str) -> None:
+        raise NotImplementedError
+
+    def _url_of(self, name: str) -> str:
+        return name
+
+
+def test_a_ledger_is_not_used_again_while_a_late_result_may_come(guard: Guard) -> None:
+    """A body that was given up writes its result when it ends, into whosever ledger that is by then."""
+    ledgers, end = _Ledgers("none"), threading.Event()
+
+    @guard.tool(effect="write", timeout=0.05)
+    def pay() -> None:
+        end.wait(10)
+
+    before, during = ledgers.take(), ledgers.take()
+    ledgers.give_back(before)
+    assert ledgers.take() == before
+    with contextlib.suppress(ToolTimeout), guard.run():
+        pay()
+    ledgers.give_back(during)
+    after = ledgers.take()
+    assert after != during
+
+    ledgers.give_back(after)
+    assert ledgers.take() == after, "a body of before its use is no matter of a ledger"
+    end.set()
+    while attempts.watched():
+        time.sleep(0.005)
+    ledgers.give_back(after)
+    assert ledgers.take() == after
