@@ -594,19 +594,20 @@ def test_asynchronous_callers_recover_too(worker: Worker, guard: Guard) -> None:
 
 
 def test_watching_goes_on_until_a_signal(worker: Worker, program: Program, store_url: str) -> None:
-    """``--watch`` recovers what dies while it runs, and ends well on SIGTERM and SIGINT."""
+    """``--watch`` recovers what dies while it runs, one after the other, and ends well on SIGTERM and SIGINT."""
     for stop in (signal.SIGTERM, signal.SIGINT):
         watching = program.start("recover", "--watch", "--interval", "0.2")
-        _died(worker, f"trip('during-{stop.name}')")
-        deadline = time.monotonic() + 20
-        while _status(store_url)[f"during-{stop.name}"] != "compensated":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        assert watching.stdout is not None
+        assert watching.stdout.readline().startswith("Watching: every 0.2 s, until Ctrl+C or SIGTERM.")
+        for number in (1, 2):
+            _died(worker, f"trip('{stop.name}-{number}')")
+            _wait_for(lambda number=number, stop=stop: _status(store_url)[f"{stop.name}-{number}"] == "compensated")  # type: ignore[misc] # bound now
         watching.send_signal(stop)
         out, err = watching.communicate(timeout=20)
         assert (watching.returncode, err) == (0, "")
-        assert out.startswith("Watching: every 0.2 s, until Ctrl+C or SIGTERM.")
-        assert f"run during-{stop.name} (trip): undone" in out
+        assert [line for line in out.splitlines() if line.endswith("(trip): undone")] == [
+            f"run {stop.name}-{number} (trip): undone" for number in (1, 2)
+        ]
 
 
 @pytest.mark.parametrize(("app", "says"), [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
+import psycopg
 import pytest
 
 from sagaspan import Guard, SchemaOutdated, StoreUnavailable
@@ -69,6 +71,28 @@ def test_what_was_answered_is_there_after_a_crash(crashing: Server, ledger: str)
         assert list(guard.budgets.fsck()) == []
     assert ran == [1, 2, 3]
     assert not Audit(lambda: connect(ledger), "default").verify().findings
+
+
+@pytest.mark.parametrize("crashing", ["postgres"], indirect=True)  # MariaDB flushes every commit
+@pytest.mark.parametrize("durability", ["normal", "full"])
+def test_a_claim_is_on_disk_before_its_body_and_a_settle_if_it_is_asked_to(
+    crashing: Server, ledger: str, durability: Literal["normal", "full"]
+) -> None:
+    """How far the log is written, and how much of it is flushed, says the server. Others flush now and then, too."""
+    before, after = list[int](), list[int]()
+    with psycopg.connect(crashing.url, autocommit=True) as server, Guard(ledger, durability=durability) as guard:
+
+        def unflushed() -> int:
+            row = server.execute("select pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn()").fetchone()
+            return int(row[0]) if row else -1
+
+        act = guard.tool("act", effect="write")(lambda n: before.append(unflushed()))
+        with guard.run(id="r"):
+            for n in range(5):
+                act(n)
+                after.append(unflushed())
+    assert min(before) == 0
+    assert (min(after) == 0) if durability == "full" else (max(after) > 0)
 
 
 def test_a_server_that_is_gone_starts_nothing(crashing: Server, ledger: str) -> None:
