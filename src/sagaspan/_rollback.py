@@ -27,7 +27,7 @@ from sagaspan._tool import tool_of
 from sagaspan._undone import Undone
 from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
-from sagaspan.ledger import transitions
+from sagaspan.ledger import too_large, transitions
 from sagaspan.ledger.attempts import Ended, UntilSettled, run_attempts
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
@@ -185,7 +185,7 @@ class Rollback:
 
     def _save(self, *changes: CallChange) -> None:
         # A child forked inside a compensation must not say how that ended.
-        if not owner.is_self(self._process) or not self._store.commit(changes, synced=True):
+        if not owner.is_self(self._process) or not too_large.saved(self._store, changes, synced=True)[0]:
             raise self._taken_over()
 
     def _save_locked(self, step: CallRecord, changes: list[CallChange]) -> None:
@@ -286,7 +286,7 @@ class Rollback:
                     after, CallEvent.COMPENSATION_SUCCEEDED, now_us(), detail=LATE, actor=owner.this_process()
                 )
                 changes.append(CallChange(after, audit, before))
-            if self._store.commit(changes, synced=True):
+            if too_large.saved(self._store, changes, synced=True)[0]:
                 return after
         return None
 

@@ -21,7 +21,7 @@ from sagaspan._steps import CLOSED_WITH_OUTER, WITH_OUTER, Steps, steps_of
 from sagaspan._undone import Undone
 from sagaspan.exceptions import RunClosed, RunConflict, RunInProgress, StoreError, StoreUnavailable
 from sagaspan.keys import fingerprint
-from sagaspan.ledger import committed, locks, transitions
+from sagaspan.ledger import committed, locks, too_large, transitions
 from sagaspan.ledger.asked import Asked
 from sagaspan.ledger.attempts import goes_on
 from sagaspan.ledger.budgets import settling
@@ -509,24 +509,25 @@ async def move(
 ) -> RunRecord:
     """The run after ``event``, saved with what is ``more``; ``StoreUnavailable`` if another worker has it now."""
     after, audit = transitions.move_run(run, event, now_us(), **changes)
-    await _save(engine.store, RunChange(after, audit, run.version), backend, synced=synced, more=more)
-    return after
+    return await _save(engine.store, RunChange(after, audit, run.version), backend, synced=synced, more=more)
 
 
 async def _save(
     store: Store, change: RunChange, backend: Backend, *, synced: bool, more: Sequence[Change] = ()
-) -> None:
-    finished = await backend.shielded(store.commit, [change, *more], synced=synced)
-    if not finished.value and finished.value.refused is not change:
+) -> RunRecord:
+    finished = await backend.shielded(too_large.saved, store, [change, *more], synced=synced)
+    commit, (first, *_) = finished.value
+    if not commit and commit.refused is not first:
         raise StoreUnavailable(
             f"a call of the run {change.record.id!r} was changed by somebody else at this moment, so nothing was "
             "decided; enter the run again"
         )
-    if not finished.value:
+    if not commit:
         raise StoreUnavailable(
             f"the run {change.record.id!r} was taken over by another worker while this one was in it; this one changes "
             "nothing more"
         )
+    return first.record if isinstance(first, RunChange) else change.record
 
 
 async def commit(engine: Engine, run: RunRecord, *, asked: Asked | None, backend: Backend) -> RunRecord:

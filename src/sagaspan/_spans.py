@@ -39,6 +39,7 @@ T = TypeVar("T")
 _log = logging.getLogger("sagaspan")
 MAX_CONTENT: Final = 4096
 """Characters of one attribute with content."""
+_MAX_MESSAGE: Final = 100_000
 _NO_SPAN: Span = INVALID_SPAN
 _SCOPE: Final = "sagaspan"
 _NOTHING: Final = contextlib.nullcontext()
@@ -216,12 +217,16 @@ def error_type(error: BaseException) -> str:
 
 
 def error_message(error: BaseException) -> str | None:
-    """What an exception says, as text that can be stored; None if it says nothing, or breaks when it is asked."""
+    """What an exception says, as text that can be stored; None if it says nothing, or breaks when it is asked.
+
+    Of a long one the beginning: one that quotes a whole answer may be larger than a row of the ledger.
+    """
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - somebody's __str__ must not hide the error itself
         return None
-    return live.scrubbed(text.encode("utf-8", "backslashreplace").decode()) or None
+    text = live.scrubbed(text.encode("utf-8", "backslashreplace").decode())
+    return (text if len(text) <= _MAX_MESSAGE else f"{text[: _MAX_MESSAGE - 1]}…") or None
 
 
 def _stack(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._clock import new_id, now_us
 from sagaspan._probe import RESERVED, Answer, Applied, Probe, Unsure, answer_of
 from sagaspan.exceptions import NotApplied
-from sagaspan.ledger import looking, resolution, transitions
+from sagaspan.ledger import looking, resolution, too_large, transitions
 from sagaspan.ledger.attempts import body_token
 from sagaspan.ledger.budgets import NOTHING, settling
 from sagaspan.ledger.judgement import CLOCK_TOLERANCE_US, LOST, Judge, Verdict
@@ -170,8 +170,10 @@ def record_late_result(
             _warn_if_undone(target)
             return None
         change = _late_change(target, event, value)
-        if store.commit([*settling(target, change), *_reopened(store, change.record)], synced=False):
-            return change.record
+        changes = [*settling(target, change), *_reopened(store, change.record)]
+        commit, (saved, *_) = too_large.saved(store, changes, synced=False)
+        if commit:
+            return saved.record if isinstance(saved, CallChange) else change.record
     return None
 
 

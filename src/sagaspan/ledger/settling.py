@@ -13,7 +13,7 @@ from sagaspan._call import Call
 from sagaspan._clock import now_us
 from sagaspan._spans import error_message, error_type
 from sagaspan.exceptions import ConfigurationError, OutcomeUnknown, StoreError
-from sagaspan.ledger import transitions
+from sagaspan.ledger import too_large, transitions
 from sagaspan.ledger.attempts import Ended, body_token
 from sagaspan.ledger.budgets import Spent, settling
 from sagaspan.ledger.claims import Claim
@@ -51,7 +51,7 @@ class Settling:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
         with self._lock:
             for call_id, (changes, record, ended) in list(self.leftovers.items()):
-                if not self._store.commit(changes, synced=False):
+                if not too_large.saved(self._store, changes, synced=False)[0]:
                     self._settle_taken_over(record, ended)
                 del self.leftovers[call_id]
                 owner.drop(call_id)
@@ -77,7 +77,8 @@ class Settling:
             changes = marked(call, self._limits, changes)
         after = _booked_in(changes, after)
         try:
-            commit = self._store.commit(changes, synced=False)
+            commit, saved = too_large.saved(self._store, changes, synced=False)
+            after = _booked_in(saved, after)
             if not commit:
                 after = self._settle_taken_over(record, ended)
             elif commit.used:

@@ -3,7 +3,8 @@
 A change is a record with its condition (for the most part: its row is still at a version), so a claim can carry more
 than its call: the locks it takes are saved or refused with it. A refused commit names the change that refused it.
 Stores are synchronous and know no rules: every transition comes with its audit row from ``transitions``. They raise
-``StoreUnavailable`` or ``SchemaOutdated`` and nothing of their driver.
+``StoreUnavailable`` or ``SchemaOutdated`` and nothing of their driver, or ``StoreError`` itself for a value that no row
+of theirs holds.
 """
 
 from __future__ import annotations

@@ -243,9 +243,11 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
                 request.end(error=self._error(error))
 
     def _error(self, error: Exception) -> StoreError:
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.DataError):
             return self._unavailable(error)
-        return StoreError(f"the ledger {self.path} cannot hold a value of this record ({error}); nothing was started")
+        unfit = StoreError(f"the ledger {self.path} cannot hold a value of this record ({error}); nothing was started")
+        unfit.__cause__ = error
+        return unfit
 
     def _unavailable(self, error: sqlite3.Error) -> StoreUnavailable:
         if _is_of_flush(error):

@@ -878,6 +878,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_STORE + "test_a_newer_ledger_is_left_alone",),
     ),
     Rule(
+        section="(a) 5",
+        rule="A result that the ledger cannot hold is done, and in nobody's way.",
+        file="src/sagaspan/ledger/too_large.py",
+        old="        if isinstance(problem, StoreUnavailable | SchemaOutdated):\n",
+        new="        if True:\n",
+        tests=("tests/ledger/test_too_large.py::test_a_result_that_is_too_large_is_done_and_in_nobodys_way",),
+    ),
+    Rule(
         section="3.SQLite",
         rule="A program at work starts nothing more in a ledger that a newer one has migrated meanwhile.",
         file=_SQLITE,

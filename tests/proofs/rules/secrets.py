@@ -80,8 +80,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="5.5",
         rule="What an exception says is cleaned of redacted values before it is logged, or put on a span.",
         file="src/sagaspan/_spans.py",
-        old='    return live.scrubbed(text.encode("utf-8", "backslashreplace").decode()) or None\n',
-        new='    return text.encode("utf-8", "backslashreplace").decode() or None\n',
+        old='    text = live.scrubbed(text.encode("utf-8", "backslashreplace").decode())\n',
+        new='    text = text.encode("utf-8", "backslashreplace").decode()\n',
         tests=(_REDACT + "test_a_canary_goes_through_every_path_and_is_nowhere",),
     ),
     Rule(
