@@ -18,8 +18,8 @@ from sagaspan.ledger import approvals
 from sagaspan.ledger.approvals import OPEN, Digest, Vote
 from sagaspan.ledger.asking import decided
 from sagaspan.ledger.edits import as_read
-from sagaspan.ledger.records import ApprovalRecord
-from sagaspan.ledger.requests import is_uninspectable, shown_of
+from sagaspan.ledger.records import ApprovalRecord, ApprovalState
+from sagaspan.ledger.requests import View, view_of
 from sagaspan.ledger.store import ApprovalChange, NonceChange, Store
 
 
@@ -56,13 +56,25 @@ ANYWAY: Final = Condition()
 
 
 def approve(
-    store: Store, record: ApprovalRecord, vote: Vote, *, make_digest: Digest, only: Condition = ANYWAY
+    store: Store,
+    record: ApprovalRecord,
+    vote: Vote,
+    *,
+    make_digest: Digest,
+    only: Condition = ANYWAY,
+    view: View | None = None,
+    goes_on: bool = False,
 ) -> ApprovalRecord:
-    """``vote`` for a request, if it is (still) as ``only`` says; raises ``ResolutionError``."""
+    """``vote`` for a request, if it is (still) as ``only`` says; raises ``ResolutionError``.
+
+    ``view``: what was shown of it, if that is at hand. ``goes_on``: the call that asks waits for nothing else.
+    """
     record = as_due(store, record)
-    vote = _informed(record, vote, make_digest, only)
-    change = approvals.vote(record, vote, uninspectable=is_uninspectable(record))
-    return _counted(_saved(store, change.record, [change], only), vote.channel)
+    view = _informed(record, make_digest, only, view)
+    change = approvals.vote(record, replace(vote, shown=view.shown), uninspectable=view.is_uninspectable)
+    # The claim that uses it up is on disk before the tool starts, and this with it. Lost before, it was no yes.
+    with_claim = goes_on and change.record.state is ApprovalState.APPROVED
+    return _counted(_saved(store, change.record, [change], only, synced=not with_claim), vote.channel)
 
 
 def deny(
@@ -92,7 +104,7 @@ def edit(
     could not agree.
     """
     record = as_due(store, record)
-    _informed(record, vote, make_digest, only)
+    _informed(record, make_digest, only)
     arguments = as_read(record.tool, reads, approvals.arguments_of(record), arguments)
     subject = approvals.subject_of(
         namespace=record.namespace, scope=record.scope, tool=record.tool, arguments=arguments
@@ -102,8 +114,9 @@ def edit(
         record, id=new_id(now), subject=approvals.subject_text(subject), digest=make_digest(subject), edits=record.id,
         version=1, votes="[]", created_us=now, expires_us=now + record.expires_us - record.created_us,
     )  # fmt: skip
-    new = replace(new, shown=shown_of(new, make_digest))
-    agreed = approvals.vote(new, replace(vote, shown=new.shown), uninspectable=is_uninspectable(new))
+    view = view_of(new, make_digest).on_record()
+    new = view.record
+    agreed = approvals.vote(new, replace(vote, shown=new.shown), uninspectable=view.is_uninspectable)
     changes = [
         approvals.supersede(record, now, actor=vote.by, why=f"edited as {new.id}"),
         approvals.ask(new, vote.by),
@@ -117,24 +130,27 @@ def _counted(record: ApprovalRecord, channel: str) -> ApprovalRecord:
     return record
 
 
-def _informed(record: ApprovalRecord, vote: Vote, make_digest: Digest, only: Condition) -> Vote:
-    """``vote`` with what was shown of the request; raises ``ResolutionError`` if that is not what it is now."""
+def _informed(record: ApprovalRecord, make_digest: Digest, only: Condition, view: View | None = None) -> View:
+    """What the request says now; raises ``ResolutionError`` if that is not what was shown."""
     _check_open(record)
     _check_readable(record)
     _check_digest(record, only.digest)
-    shown = shown_of(record, make_digest)
-    if only.shown is not None and only.shown != shown:
+    if view is None or view.record != record:
+        view = view_of(record, make_digest)
+    if only.shown is not None and only.shown != view.shown:
         raise ResolutionError(
             f"the request {record.id} says something else by now than what was shown; look again: sagaspan approvals "
             f"show {record.id}",
             tool_ran="no",
         )
-    return replace(vote, shown=shown)
+    return view
 
 
-def _saved(store: Store, record: ApprovalRecord, changes: Sequence[ApprovalChange], only: Condition) -> ApprovalRecord:
+def _saved(
+    store: Store, record: ApprovalRecord, changes: Sequence[ApprovalChange], only: Condition, *, synced: bool = True
+) -> ApprovalRecord:
     once = [] if only.once is None else [only.once]
-    refused = store.commit([*once, *changes], synced=True).refused
+    refused = store.commit([*once, *changes], synced=synced).refused
     if isinstance(refused, NonceChange):
         raise ResolutionError(
             f"this decides the request {record.id} only once, and was used before; nothing was decided", tool_ran="no"

@@ -10,7 +10,6 @@ import inspect
 import json
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from sagaspan import _owner as owner
@@ -22,7 +21,7 @@ from sagaspan._compensation import is_async_callable
 from sagaspan._console import Console, somebody_is_there
 from sagaspan._context import approver_here, nothing_in_force
 from sagaspan._tool import Reads
-from sagaspan.approvers import LATER, Approve, Approver, Callback, Deny, Edit, Inbox
+from sagaspan.approvers import LATER, Always, Approve, Approver, Callback, Deny, Edit, Inbox
 from sagaspan.exceptions import (
     ApprovalDenied,
     ApprovalExpired,
@@ -38,7 +37,7 @@ from sagaspan.ledger.asking import TRACEPARENT, Asking
 from sagaspan.ledger.decisions import Condition
 from sagaspan.ledger.edits import NoEdit
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
-from sagaspan.ledger.requests import OUTSIDE_RUN, request_of, shown_of
+from sagaspan.ledger.requests import OUTSIDE_RUN, View, request_in, view_of
 from sagaspan.ledger.so_far import so_far
 from sagaspan.ledger.store import ApprovalChange, Store
 from sagaspan.rendering import cut
@@ -77,9 +76,11 @@ class Desk:
             asking.end()
 
     async def _ask(self, call: Call, plain: Mapping[str, Any], asking: Asking) -> ApprovalRecord:
-        record, digest = await call.io(self._request, call, plain, asking)
+        named = approver_here.get() or self._approver
+        # A question that answers itself is on disk with its answer, or its claim: nobody is told of it before.
+        record, digest, view = await call.io(self._request, call, plain, asking, synced=not isinstance(named, Always))
         asking.record = record
-        approver = approver_here.get() or self._approver or self._default(call)
+        approver = named or self._default(call)
         deadline = monotonic() + approver.wait
         pause = 0.05
         while record.state is ApprovalState.PENDING and record.digest == digest:
@@ -87,7 +88,9 @@ class Desk:
                 asked = record.id
                 self._asking.add(asked)
                 try:
-                    record = await self._put_to(approver, call, record)
+                    if view is None or view.record != record:
+                        view = view_of(record, self._digest)
+                    asking.record = record = await self._put_to(approver, call, view)
                 finally:
                     self._asking.discard(asked)
             if record.state is ApprovalState.PENDING and record.digest == digest:
@@ -95,7 +98,7 @@ class Desk:
                     raise _pending(call, record)
                 await call.sleep(pause)
                 pause = min(pause * 1.5, _PAUSE)
-            asking.record = record = await call.io(self._latest, record)
+                asking.record = record = await call.io(self._latest, record)
         _check_not_ended(call, record)
         self._check_whole(call, record)
         if record.digest != digest and record.state in approvals.OPEN:  # edited: it is judged as that call first
@@ -119,8 +122,13 @@ class Desk:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def _request(self, call: Call, plain: Mapping[str, Any], asking: Asking) -> tuple[ApprovalRecord, str]:
-        """The open request for ``call``, or a new one, and the digest of ``call``; raises what was decided for good."""
+    def _request(
+        self, call: Call, plain: Mapping[str, Any], asking: Asking, *, synced: bool
+    ) -> tuple[ApprovalRecord, str, View | None]:
+        """The open request for ``call``, or a new one and its view, and the digest of ``call``.
+
+        Raises what was decided for good.
+        """
         scope, key = address_of(call)
         subject = approvals.subject_of(namespace=call.run.namespace, scope=scope, tool=call.tool.name, arguments=plain)
         text, digest = approvals.subject_text(subject), self._digest(subject)
@@ -132,10 +140,10 @@ class Desk:
             self._check_final(call, found, digest, asking)
             known = next((one for one in found if one.key == key and one.state in approvals.OPEN), None)
             if known is not None and known.digest == digest and known.policy == policy:
-                return known, digest
+                return known, digest, None
             # Whom an edited call asks is seen when it is judged as that one, but never fewer than are asked now.
             if known is not None and took_place(known, found, digest) and _is_no_less(known, required):
-                return known, digest
+                return known, digest, None
             changes: list[ApprovalChange] = []
             if known is not None:
                 if known.digest != digest and call.key.source is KeySource.BUSINESS:
@@ -146,8 +154,8 @@ class Desk:
                 why = "other arguments" if known.policy == policy else "another policy"
                 changes = [approvals.supersede(known, now_us(), actor=owner.this_process(), why=why)]
             new = self._new(call, scope, key, text, digest, policy, asking.traceparent)
-            if self._store.commit([*changes, approvals.ask(new, owner.this_process())], synced=True):
-                return new, digest
+            if self._store.commit([*changes, approvals.ask(new.record, owner.this_process())], synced=synced):
+                return new.record, digest, new
 
     def _required(self, call: Call) -> Requirement:
         """Who must agree to ``call``; to an edited one at least as many, and as surely, as to what was asked first."""
@@ -163,9 +171,7 @@ class Desk:
                 asking.record = record
                 _check_not_ended(call, record)
 
-    def _new(
-        self, call: Call, scope: str, key: str, text: str, digest: str, policy: str, asked_in: str | None
-    ) -> ApprovalRecord:
+    def _new(self, call: Call, scope: str, key: str, text: str, digest: str, policy: str, asked_in: str | None) -> View:
         now = self._store.now_us()
         asking = dict.fromkeys(filter(None, (owner.os_user(), call.run.user, call.run.agent)))
         requirement, compensate = call.tool.policy.approval, call.tool.policy.compensate
@@ -183,7 +189,7 @@ class Desk:
             requested_by=json.dumps(list(asking)),
             created_us=now, expires_us=now + int(lasts * 1e6),
         )  # fmt: skip
-        return replace(new, shown=shown_of(new, self._digest))
+        return view_of(new, self._digest).on_record()
 
     def _latest(self, record: ApprovalRecord) -> ApprovalRecord:
         """The request as it is now, or the one that took its place."""
@@ -207,24 +213,25 @@ class Desk:
             )
         return Inbox()
 
-    async def _put_to(self, approver: Approver, call: Call, record: ApprovalRecord) -> ApprovalRecord:
+    async def _put_to(self, approver: Approver, call: Call, view: View) -> ApprovalRecord:
         """Ask ``approver``, and record what it says; a request that is not decided by that is returned as it was."""
-        answer = await self._answer(approver, call, record)
+        record = view.record
+        answer = await self._answer(approver, call, view)
         if answer is LATER:
             return record
         try:
-            return await call.io(self._decide, record, answer, approver.channel, call.tool.reads)
+            return await call.io(self._decide, view, answer, approver.channel, call.tool.reads)
         except ResolutionError as error:
             if isinstance(error, NoEdit) and isinstance(approver, Callback):  # what is no decision refuses
                 no = Deny(f"the approver's answer is no decision: {error}")
-                return await call.io(self._decide, record, no, approver.channel, None)
+                return await call.io(self._decide, view, no, approver.channel, None)
             now = await call.io(self._latest, record)
             if now.state is ApprovalState.PENDING and now.version == record.version:  # it was no one who may say so
                 _log.warning("%s", error)
             return now
 
-    async def _answer(self, approver: Approver, call: Call, record: ApprovalRecord) -> Any:
-        request = request_of(record, self._digest)
+    async def _answer(self, approver: Approver, call: Call, view: View) -> Any:
+        request = request_in(view)
         is_async = getattr(approver, "is_async", None) or is_async_callable(approver.decide)
 
         def ask() -> Any:
@@ -235,7 +242,7 @@ class Desk:
             with nothing_in_force():
                 return await approver.decide(request)
 
-        left = max((record.expires_us - self._store.now_us()) / 1e6, 0.001)
+        left = max((view.record.expires_us - self._store.now_us()) / 1e6, 0.001)
         limits: Any = {"timeout": None if approver.channel in _IN_PLACE else left, "watch": UNWATCHED}
         try:
             answer = await call.backend.run_body(aask if is_async else ask, is_async=is_async, **limits)
@@ -253,14 +260,17 @@ class Desk:
             return Deny(f"the approver failed: {type(error).__name__}")
         return _as_decision(answer, is_approver=not isinstance(approver, Callback))
 
-    def _decide(self, record: ApprovalRecord, answer: Any, channel: str, reads: Reads | None) -> ApprovalRecord:
+    def _decide(self, view: View, answer: Any, channel: str, reads: Reads | None) -> ApprovalRecord:
+        record = view.record
         by = answer.by or owner.os_user()  # an approver that names nobody speaks for who runs it
         if isinstance(answer, Deny):
             return decisions.deny(self._store, record, by=by, channel=channel, reason=answer.reason)
         vote = Vote(by=by, channel=channel, roles=tuple(answer.roles), assurance=answer.assurance, at_us=now_us())
         only = Condition(digest=record.digest)
         if isinstance(answer, Approve):
-            return decisions.approve(self._store, record, vote, make_digest=self._digest, only=only)
+            return decisions.approve(
+                self._store, record, vote, make_digest=self._digest, only=only, view=view, goes_on=True
+            )
         try:
             plain = {name: codecs.to_json(value, name) for name, value in answer.arguments.items()}
             return decisions.edit(self._store, record, plain, vote, make_digest=self._digest, only=only, reads=reads)

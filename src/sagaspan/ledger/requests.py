@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sagaspan import codecs
@@ -18,40 +19,57 @@ OUTSIDE_RUN: Final = "outside a run"
 """The fact of a request for a call that was made outside any run."""
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """A request as people are shown it: worked out once, for who is asked, who agrees and what is recorded of that."""
+
+    record: ApprovalRecord
+    rendered: Rendered
+    text: str
+    shown: str
+
+    @property
+    def is_uninspectable(self) -> bool:
+        """Whether something of what it asks about cannot be shown."""
+        return bool(self.rendered.uninspectable)
+
+    def on_record(self) -> View:
+        """The same, of the request that says what was shown of it."""
+        return replace(self, record=replace(self.record, shown=self.shown))
+
+
+def view_of(record: ApprovalRecord, make_digest: Digest) -> View:
+    """What people are shown of a request as it is now; ``make_digest`` makes the hash of its text."""
+    rendered = render_subject("" if codecs.is_encrypted(record.subject) else record.subject)
+    text = _text(record, rendered)
+    return View(record, rendered, text, make_digest(text))
+
+
 def request_of(record: ApprovalRecord, make_digest: Digest) -> ApprovalRequest:
     """The user's view of a request; ``make_digest`` makes the hash of its text."""
-    required, rendered = requirement_of(record), _rendered(record)
-    text = _text(record, rendered)
+    return request_in(view_of(record, make_digest))
+
+
+def request_in(view: View) -> ApprovalRequest:
+    """The same, of what has been worked out."""
+    record, rendered = view.record, view.rendered
+    required = requirement_of(record)
     return ApprovalRequest(
         id=record.id, tool=record.tool, args=_args(record), digest=record.digest, state=record.state,
         reason=codecs.legible(record.reason), run_id=record.run_id, call_id=record.call_id, namespace=record.namespace,
         approvers=required.approvers, roles=required.roles, four_eyes=required.excludes_who_asked,
         requested_by=requested_by(record), approved_by=tuple(one.by for one in votes_of(record)), edits=record.edits,
-        facts=facts_of(record), uninspectable=bool(rendered.uninspectable), created=moment(record.created_us),
+        facts=facts_of(record), uninspectable=view.is_uninspectable, created=moment(record.created_us),
         expires=moment(record.expires_us), ended=None if record.ended_us is None else moment(record.ended_us),
-        version=record.version, assurance=required.assurance, cut=rendered.cut, shown=make_digest(text), text=text,
+        version=record.version, assurance=required.assurance, cut=rendered.cut, shown=view.shown, text=view.text,
         subject="" if codecs.is_encrypted(record.subject) else record.subject,
     )  # fmt: skip
-
-
-def shown_of(record: ApprovalRecord, make_digest: Digest) -> str:
-    """The hash of the text that people are shown of a request as it is now."""
-    return make_digest(_text(record, _rendered(record)))
-
-
-def is_uninspectable(record: ApprovalRecord) -> bool:
-    """Whether something of what a request asks about cannot be shown."""
-    return bool(_rendered(record).uninspectable)
 
 
 def facts_of(record: ApprovalRecord) -> dict[str, Any]:
     """What is shown beside the subject."""
     facts = json.loads(record.facts)
     return facts if isinstance(facts, dict) else {}
-
-
-def _rendered(record: ApprovalRecord) -> Rendered:
-    return render_subject("" if codecs.is_encrypted(record.subject) else record.subject)
 
 
 def _args(record: ApprovalRecord) -> dict[str, Any]:

@@ -37,11 +37,28 @@ _RULE_TESTS = "tests/test_rules.py::"
 _SHOWN = "tests/test_rendering.py::"
 _SCREEN = "tests/cli/test_terminal.py::"
 _SO_FAR = "tests/ledger/test_so_far.py::"
+_SPARED = "tests/ledger/test_desk.py::"
 _CLI_APPROVALS = "tests/cli/test_approvals.py::"
 _DECIDING = "tests/test_deciding.py::"
 _WEBHOOKS = "tests/test_webhooks.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        section="(d) 7",
+        rule="A question that somebody is asked is on disk before he is asked, so that his answer finds it.",
+        file=_DESK,
+        old="synced=not isinstance(named, Always)",
+        new="synced=False",
+        tests=(_SPARED + "test_what_no_claim_follows_is_on_disk_by_itself",),
+    ),
+    Rule(
+        section="(d) 3",
+        rule="A no is on disk before its call is answered, and so is the first of two people who agree.",
+        file=_DECISIONS,
+        old="synced=not with_claim",
+        new="synced=False",
+        tests=(_SPARED + "test_what_no_claim_follows_is_on_disk_by_itself",),
+    ),
     Rule(
         section="(d) 6",
         rule="Who is asked is told what would be undone: what is done, and nothing that did not happen.",
@@ -485,7 +502,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(d) 6",
         rule="A decision is of the text that was shown.",
         file=_DECISIONS,
-        old="    if only.shown is not None and only.shown != shown:\n",
+        old="    if only.shown is not None and only.shown != view.shown:\n",
         new="    if False:\n",
         tests=(_DECIDING + "test_a_decision_is_of_the_text_that_was_shown",),
     ),
