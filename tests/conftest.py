@@ -144,8 +144,8 @@ def sql(store_url: str) -> Sql:
             return connection.execute(statement, values).fetchall()
 
     def on_postgres(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        from sagaspan.stores.postgres import PostgresStore  # an adapter's tests have no driver
-        from sagaspan.stores.postgres import _numbered as numbered
+        from sagaspan.stores._postgres_connecting import numbered  # an adapter's tests have no driver
+        from sagaspan.stores.postgres import PostgresStore
 
         with contextlib.closing(PostgresStore(store_url)._connect()) as connection:
             done = connection.execute(numbered(statement), values)

@@ -81,6 +81,5 @@ def outage_of(url: str, monkeypatch: pytest.MonkeyPatch) -> Outage:
     if url.startswith("sqlite"):
         monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
         return Outage(url)
-    kind = "mariadb" if url.startswith("mysql") else "postgres"
-    monkeypatch.setattr(f"sagaspan.stores.{kind}.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("sagaspan.stores._server.WAIT_SECONDS", 0.1)
     return OutageOfServer(url)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sagaspan.stores import _postgres_saving as saving
-from sagaspan.stores.postgres import PostgresStore, _numbered
+from sagaspan.stores._postgres_connecting import numbered
+from sagaspan.stores.postgres import PostgresStore
 from sagaspan.stores.sqlite import SqliteStore
 
 Statement = tuple[str, Sequence[Any]]
@@ -178,7 +179,7 @@ class PostgresLedgers:
         with contextlib.closing(PostgresStore(url)._connect()) as connection:
 
             def execute(statement: str, values: Sequence[Any] = ()) -> list[Any]:
-                done = connection.execute(_numbered(statement), values)
+                done = connection.execute(numbered(statement), values)
                 return done.fetchall() if done.description else []
 
             yield execute

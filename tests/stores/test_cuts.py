@@ -67,9 +67,7 @@ def test_a_renewal_that_is_lost_is_repeated(server: Ledger, wire: Wire) -> None:
 
 def test_who_cannot_find_out_starts_nothing(server: Ledger, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim that was committed and whose answer is lost for good: nothing ran, and it is in doubt, not repeated."""
-    monkeypatch.setattr(
-        f"sagaspan.stores.{'postgres' if isinstance(server, Postgres) else 'mariadb'}.WAIT_SECONDS", 0.0
-    )
+    monkeypatch.setattr("sagaspan.stores._server.WAIT_SECONDS", 0.0)
     ran: list[int] = []
     guard = Guard(wire.through(server.url))
     act = guard.tool("act", effect="write")(ran.append)
@@ -91,7 +89,7 @@ def test_a_connection_that_is_cut_while_it_is_made_starts_nothing(server: Ledger
     ran: list[int] = []
     with Guard(wire.through(server.url)) as guard:
         act = guard.tool("act", effect="write")(ran.append)
-        wire.cut(of_server if asked == "of the server" else "select number from migrations", "after")
+        wire.cut(of_server if asked == "of the server" else "from migrations", "after")
         with pytest.raises(StoreUnavailable, match="cannot be used") as caught:
             act(1)
         assert (wire.cuts, caught.value.tool_ran) == (1, "no")

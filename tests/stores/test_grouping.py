@@ -14,8 +14,8 @@ import pytest
 from sagaspan.exceptions import StoreError
 from sagaspan.ledger.store import Change, Mark, ReserveChange, SpendChange
 from sagaspan.stores import _requests as requests
+from sagaspan.stores._fate import Lost
 from sagaspan.stores._grouping import AT_ONCE, Grouping, _Place
-from sagaspan.stores._postgres_connecting import Lost
 from sagaspan.stores.postgres import PostgresStore
 from sagaspan.testing._conformance_records import BUDGET, claiming, opening, said, saved
 from tests.servers import Postgres

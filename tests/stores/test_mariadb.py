@@ -301,7 +301,7 @@ def test_a_commit_that_dies_in_a_circle_is_sent_again(mariadb: Mariadb) -> None:
 
 def test_who_waits_for_a_lock_for_long_is_told_so(mariadb: Mariadb, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was started, and the next commit finds the ledger as it was."""
-    monkeypatch.setattr(server, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(server, "WAIT_SECONDS", 1)
     store, other = mariadb.store(), MariadbStore(mariadb.url)._connect()
     other.begin()
     server.fetch(other, "select n from places where n = ? for update", (changes.place_of("n", "r"),))

@@ -17,7 +17,7 @@ import psycopg
 
 from sagaspan import _fork as fork
 from sagaspan.exceptions import StoreError
-from sagaspan.stores._postgres_connecting import ROLLED_BACK, WAIT_SECONDS, Lost
+from sagaspan.stores._fate import WAIT_SECONDS, Again, Lost
 
 AT_ONCE: Final = 2
 """So many are on their way before others wait for company."""
@@ -135,7 +135,7 @@ class Grouping:
 
 def _is_lost(error: BaseException | None) -> bool:
     """Whether it is open if what was sent is saved; without an error nothing was sent."""
-    return error is not None and not isinstance(error, (StoreError, *ROLLED_BACK))
+    return error is not None and not isinstance(error, StoreError | Again)
 
 
 def _lost(error: BaseException | None) -> Lost:

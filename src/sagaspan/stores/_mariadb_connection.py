@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,22 +19,43 @@ from pymysql.constants import CLIENT, CR, ER
 from sagaspan._checks import masked
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.stores._dialects import MARIADB_COLLATION
+from sagaspan.stores._fate import (
+    FORBIDDEN,
+    FULL,
+    GONE,
+    LOCKED,
+    READ_ONLY,
+    UNUSABLE,
+    WAIT_SECONDS,
+    Again,
+    Fate,
+    Lost,
+    Refused,
+    said,
+)
 from sagaspan.stores._mariadb_changes import literal
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
 
-LOCK_SECONDS: Final = 10
-"""How long to wait for a lock of somebody else."""
+DriverError: Final = MySQLError
 ANSWER_SECONDS: Final = 60
 """How long to wait for an answer; it is longer than the server waits for a lock."""
 NOW_US: Final = "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))"
 MYSQL_COLLATION: Final = "utf8mb4_0900_bin"
 AGAIN: Final = (ER.LOCK_DEADLOCK,)
 """Rolled back by the server, for certain."""
-UNFIT: Final = (ER.DATA_TOO_LONG, ER.WARN_DATA_OUT_OF_RANGE, ER.TRUNCATED_WRONG_VALUE_FOR_FIELD, ER.BAD_NULL_ERROR,
-                1118, 1690, 3819, 4025)  # fmt: skip
+_UNFIT: Final = (ER.DATA_TOO_LONG, ER.WARN_DATA_OUT_OF_RANGE, ER.TRUNCATED_WRONG_VALUE_FOR_FIELD, ER.BAD_NULL_ERROR,
+                 ER.NET_PACKET_TOO_LARGE, 1118, 1690, 3819, 4025)  # fmt: skip
 """A value that no column holds: too long, too large, or refused by a check."""
+_WHY: Final[tuple[tuple[tuple[int, ...], str], ...]] = (
+    ((ER.LOCK_WAIT_TIMEOUT,), LOCKED),
+    ((ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR), GONE),
+    ((ER.TABLEACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR,
+      ER.SPECIFIC_ACCESS_DENIED_ERROR), FORBIDDEN),
+    ((ER.DISK_FULL, ER.RECORD_FILE_FULL), FULL),
+    ((ER.OPTION_PREVENTS_STATEMENT, 1792, 1836), READ_ONLY),
+)  # fmt: skip
 _GONE: Final = (0, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, CR.CR_SERVER_LOST_EXTENDED, ER.SERVER_SHUTDOWN,
                 ER.QUERY_INTERRUPTED, 1152, 1158, 1159, 1160, 1161, 1927, 1969, 3024, 3169, 4031)  # fmt: skip
 _SQL_MODE: Final = "ANSI_QUOTES,STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
@@ -53,34 +74,6 @@ _OPTIONS: Final = ("unix_socket", "connect_timeout", *_TLS)
 _warned: Final[set[str]] = set()
 
 _log = logging.getLogger("sagaspan")
-
-
-class Lost(Exception):
-    """The connection is gone, and with it the answer."""
-
-    def __init__(self, error: MySQLError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class Refused(Exception):
-    """The server, or the driver, said no: nothing is committed."""
-
-    def __init__(self, error: MySQLError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class Migrated(Exception):
-    """Somebody has migrated the ledger since the connection was made, or is at it: nothing is committed."""
-
-
-class Again(Exception):
-    """The server gave up for the sake of another: nothing is committed, and the same may be sent again."""
-
-    def __init__(self, error: MySQLError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +130,7 @@ class Address:
         """
         connection = self._connect(self.database, seconds=None if is_patient else ANSWER_SECONDS)
         others = _OF_MARIADB if is_mariadb(connection) else ""
-        waits = f"innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
+        waits = f"innodb_lock_wait_timeout = {WAIT_SECONDS:.0f}, lock_wait_timeout = {WAIT_SECONDS:.0f}"
         try:
             execute(connection, f"set names utf8mb4 collate {collation_of(connection)}", ())
             execute(connection, "set session transaction isolation level read committed", ())
@@ -302,17 +295,16 @@ def works(connection: Connection[Any]) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def translated(connection: Connection[Any]) -> Iterator[None]:
-    """Errors of the driver as ``Lost``, ``Again`` or ``Refused``."""
-    try:
-        yield
-    except MySQLError as error:
-        if is_lost(connection, error):
-            raise Lost(error) from error
-        if error.args[0] in AGAIN:
-            raise Again(error) from error
-        raise Refused(error) from error
+def fate_of(connection: Connection[Any], error: MySQLError) -> Fate:
+    """See ``Driver``."""
+    if is_lost(connection, error):
+        return Lost(error)
+    return Again(error) if error.args[0] in AGAIN else Refused(error)
+
+
+def is_unfit(error: Exception) -> bool:
+    """See ``Driver``."""
+    return isinstance(error, pymysql.DataError) or error.args[0] in _UNFIT
 
 
 def is_lost(connection: Connection[Any], error: MySQLError) -> bool:
@@ -326,25 +318,8 @@ def error_of(number: int, text: str) -> MySQLError:
     return pymysql.OperationalError(number, text)
 
 
-def said(error: Exception) -> str:
-    """What it says, in one line."""
-    return (str(error.args[-1] if error.args else error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def explain(where: str, error: MySQLError) -> str:
-    """An error as one sentence: what, where, what to do."""
+def explained(where: str, error: Exception) -> str:
+    """See ``Driver``."""
     number = error.args[0] if error.args else 0
-    if number == ER.LOCK_WAIT_TIMEOUT:
-        return f"the ledger {where} stayed locked for {LOCK_SECONDS} s by another; nothing was started, try again"
-    if number in (ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR):
-        return (
-            f"the ledger at {where} is gone, or this is another server than before ({said(error)}); nothing was started"
-        )
-    if number in (ER.TABLEACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR,
-                  ER.SPECIFIC_ACCESS_DENIED_ERROR):  # fmt: skip
-        return f"this user may not use the ledger {where} so ({said(error)}); grant it, or name another user"
-    if number in (ER.DISK_FULL, ER.RECORD_FILE_FULL):
-        return f"the disk of the ledger {where} is full; nothing was started, make room and try again"
-    if number in (ER.OPTION_PREVENTS_STATEMENT, 1792, 1836):
-        return f"the ledger {where} is read-only now (a replica?); nothing was started"
-    return f"the ledger {where} cannot be used ({said(error)}); try again, or look at the server"
+    why = next((why for numbers, why in _WHY if number in numbers), UNUSABLE)
+    return why.format(where=where, said=said(error))

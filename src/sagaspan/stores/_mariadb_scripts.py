@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pymysql
+from pymysql.constants import ER
 
 from sagaspan.stores import _mariadb_connection as server
+from sagaspan.stores._fate import Again, Lost, Migrated
 from sagaspan.stores._mariadb_changes import MIGRATED, Statement
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ def _one_by_one(connection: Connection[Any], script: Sequence[Statement], used: 
 def _whole(connection: Connection[Any], lines: Sequence[str]) -> Any:
     text = ";\n".join(lines).encode()
     if len(text) + _ROOM > connection.max_allowed_packet:
-        raise ValueError(f"{len(text)} bytes, and the server's max_allowed_packet is {connection.max_allowed_packet}")
+        is_room_for = f"{len(text)} bytes, and the server's max_allowed_packet is {connection.max_allowed_packet}"
+        raise server.error_of(ER.NET_PACKET_TOO_LARGE, is_room_for)
     return text
 
 
@@ -97,9 +100,9 @@ def _ended(script: Sequence[Statement], where: int, errno: int, said: str) -> En
         return Ended(used=tuple(int(number) for number in said.split(",") if number))
     if where >= 0 and errno in script[where].refuses:
         if script[where].place == MIGRATED:
-            raise server.Migrated
+            raise Migrated
         return Ended(refused=script[where].place)
     error = server.error_of(errno, said)
     if errno in server.AGAIN:
-        raise server.Again(error)
-    raise server.Lost(error) if where == _AT_COMMIT else error
+        raise Again(error)
+    raise Lost(error) if where == _AT_COMMIT else error

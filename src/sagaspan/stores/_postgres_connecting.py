@@ -1,20 +1,33 @@
 """How a connection to PostgreSQL is made, what is asked of the server first, and what its errors mean to a caller.
 
-An error is one of two: the server, or the driver, said no, and nothing is committed; or the connection is gone, and
-with it the answer.
+The module is a ``Driver``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from sagaspan._checks import masked
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
+from sagaspan.stores._fate import (
+    FORBIDDEN,
+    FULL,
+    GONE,
+    LOCKED,
+    READ_ONLY,
+    UNUSABLE,
+    WAIT_SECONDS,
+    Again,
+    Fate,
+    Lost,
+    Refused,
+    said,
+)
 
 try:
     import psycopg
@@ -22,13 +35,23 @@ try:
 except ImportError as error:
     raise ConfigurationError("a ledger on PostgreSQL needs its driver: pip install 'sagaspan[postgres]'") from error
 
-WAIT_SECONDS: Final = 10.0
-"""How long to wait for a lock of somebody else, for a connection, and for a server that is being started again."""
-ROLLED_BACK: Final = (errors.DeadlockDetected, errors.SerializationFailure)
-"""What may be tried again: the server took it back, for certain."""
-UNFIT: Final = (psycopg.DataError, errors.ProgramLimitExceeded)
-"""A value that no column, or no index, holds: a key or a name of more than some 2,600 bytes."""
 DriverError: Final = psycopg.Error
+_ROLLED_BACK: Final = (errors.DeadlockDetected, errors.SerializationFailure)
+"""What may be tried again: the server took it back, for certain."""
+_UNFIT: Final = (psycopg.DataError, errors.ProgramLimitExceeded)
+"""A value that no column, or no index, holds: a key or a name of more than some 2,600 bytes."""
+_OTHER_VERSION: Final = (
+    "the ledger {where} was migrated for another version of sagaspan, or is another one than before ({said}); "
+    "nothing was started, see: sagaspan migrate --check"
+)
+_WHY: Final[tuple[tuple[Any, str], ...]] = (
+    (errors.LockNotAvailable, LOCKED),
+    (errors.UndefinedFunction, _OTHER_VERSION),  # ``migrate`` takes those of versions that do not know the tables
+    ((errors.UndefinedTable, errors.InvalidSchemaName), GONE),
+    (errors.InsufficientPrivilege, FORBIDDEN),
+    (errors.DiskFull, FULL),
+    (errors.ReadOnlySqlTransaction, READ_ONLY),
+)
 MOST_SLICES: Final = 256
 """Into more no budget is cut: who needs the sum adds them up."""
 
@@ -110,31 +133,47 @@ def settings_of(connection: psycopg.Connection[Any]) -> dict[str, str]:
     return found
 
 
-class Lost(Exception):
-    """The connection is gone, and with it the answer."""
-
-    def __init__(self, error: psycopg.Error) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class Refused(Exception):
-    """The server, or the driver, said no: nothing is committed."""
-
-    def __init__(self, error: psycopg.Error) -> None:
-        super().__init__(str(error))
-        self.error = error
+@lru_cache(maxsize=512)
+def numbered(query: str) -> str:
+    """Portable SQL as the server reads it: ``?`` is ``$1`` and so on."""
+    number = iter(range(1, query.count("?") + 1))
+    return re.sub(r"\?", lambda _: f"${next(number)}", query)
 
 
-@contextlib.contextmanager
-def translated(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Raises ``Lost`` or ``Refused`` for what the driver raises in the block."""
+def fetch(connection: psycopg.Connection[Any], query: str, values: Sequence[Any]) -> list[Any]:
+    """See ``Driver``."""
+    return connection.execute(numbered(query), values).fetchall()
+
+
+def execute(connection: psycopg.Connection[Any], statement: str, values: Sequence[Any]) -> int:
+    """See ``Driver``."""
+    return connection.execute(numbered(statement), values).rowcount
+
+
+def close(connection: psycopg.Connection[Any]) -> None:
+    """See ``Driver``."""
+    connection.close()
+
+
+def works(connection: psycopg.Connection[Any]) -> bool:
+    """See ``Driver``."""
     try:
-        yield
-    except psycopg.Error as error:
-        if connection.closed or connection.info.transaction_status == pq.TransactionStatus.UNKNOWN:
-            raise Lost(error) from error
-        raise Refused(error) from error
+        connection.execute("select 1")
+    except psycopg.Error:
+        return False
+    return True
+
+
+def fate_of(connection: psycopg.Connection[Any], error: psycopg.Error) -> Fate:
+    """See ``Driver``."""
+    if connection.closed or connection.info.transaction_status == pq.TransactionStatus.UNKNOWN:
+        return Lost(error)
+    return Again(error) if isinstance(error, _ROLLED_BACK) else Refused(error)
+
+
+def is_unfit(error: Exception) -> bool:
+    """See ``Driver``."""
+    return isinstance(error, _UNFIT)
 
 
 def parsed(url: str) -> Target:
@@ -158,31 +197,11 @@ def parsed(url: str) -> Target:
     try:
         psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"the store {masked(url)!r} cannot be read ({in_one_line(error)})") from error
+        raise ConfigurationError(f"the store {masked(url)!r} cannot be read ({said(error)})") from error
     return Target(conninfo, name, is_pooled=pooler is not None, slices=int(slices))
 
 
-def in_one_line(error: psycopg.Error) -> str:
-    """What libpq or the server says first; libpq puts two blanks where its parts meet, and a newline behind."""
-    return " ".join((str(error).strip().splitlines() or [type(error).__name__])[0].split())
-
-
-def explained(where: str, error: psycopg.Error) -> str:
-    """What went wrong at ``where``, and what to do, in one sentence."""
-    said = in_one_line(error)
-    if isinstance(error, errors.LockNotAvailable):
-        return f"the ledger {where} stayed locked for {WAIT_SECONDS:.0f} s by another; nothing was started, try again"
-    if isinstance(error, errors.UndefinedFunction):  # ``migrate`` takes those of versions that do not know the tables
-        return (
-            f"the ledger {where} was migrated for another version of sagaspan, or is another one than before ({said}); "
-            "nothing was started, see: sagaspan migrate --check"
-        )
-    if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
-        return f"the ledger at {where} is gone, or this is another server than before ({said}); nothing was started"
-    if isinstance(error, errors.InsufficientPrivilege):
-        return f"this user may not write to the ledger {where} ({said}); grant it, or name another user"
-    if isinstance(error, errors.DiskFull):
-        return f"the disk of the ledger {where} is full; nothing was started, make room and try again"
-    if isinstance(error, errors.ReadOnlySqlTransaction):
-        return f"the ledger {where} is read-only now (a standby?); nothing was started"
-    return f"the ledger {where} cannot be used ({said}); try again, or look at the server"
+def explained(where: str, error: Exception) -> str:
+    """See ``Driver``."""
+    why = next((why for kinds, why in _WHY if isinstance(error, kinds)), UNUSABLE)
+    return why.format(where=where, said=said(error))

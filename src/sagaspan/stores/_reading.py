@@ -8,7 +8,7 @@ indexes do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -29,10 +29,12 @@ from sagaspan.ledger.records import (
     LoopRecord,
     RunRecord,
     RunState,
+    UsageTotals,
 )
 from sagaspan.ledger.seal import Seal
 from sagaspan.ledger.store import Tally, Touched, Undoable
 from sagaspan.stores import _columns as columns
+from sagaspan.stores._usage import usage_query
 
 R = TypeVar("R", CallRecord, RunRecord, AuditRow, ApprovalRecord)
 
@@ -141,6 +143,7 @@ class SqlReads(ABC):
     seal: Seal
     _is_number = "ltrim({0}, '0123456789') = '' and {0} <> ''"
     _accounts = "budgets"
+    _steers = False
 
     @abstractmethod
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
@@ -216,6 +219,13 @@ class SqlReads(ABC):
         if scope is not None:
             within, of = f"{within} and scope = ?", (*of, scope)
         return self._budgets(f"true{within} order by namespace, scope, unit, start_us", of)
+
+    def usage_of(
+        self, namespace: str | None, which: Mapping[str, str], *, since_us: int = 0, by: str | None = None
+    ) -> list[UsageTotals]:
+        """What calls used that were claimed since then and fit ``which``; see ``Store.usage_of``."""
+        query, values = usage_query(namespace, which, since_us, by, steers=self._steers)
+        return [columns.usage_totals(row) for row in self._fetch(query, values)]
 
     def arrival_of(self, namespace: str, name: str) -> int | None:
         """The arrival time that is kept for a rate, in nanoseconds."""

@@ -18,7 +18,7 @@ from sagaspan.ledger.store import (
     UsageChange,
 )
 from sagaspan.stores import _columns as columns
-from sagaspan.stores._usage import booked_of
+from sagaspan.stores._usage import booked
 
 # What was overdrawn counts as spent as soon as it fits.
 _RESERVE: Final = """
@@ -85,7 +85,6 @@ insert into rates (namespace, name, arrival_ns) values (?1, ?2, ?3 + ?4)
  where min(max(arrival_ns, ?3), ?3 + ?5) + ?4 <= ?3 + ?5
 """
 
-_BUDGETS_OF: Final = f"select {', '.join(columns.BUDGET_COLUMNS)} from budgets where ?1 is null or namespace = ?1"  # noqa: S608
 _ENTRIES: Final = """
 select c.namespace, json_extract(value, '$[0]') as scope, json_extract(value, '$[1]') as unit,
        json_extract(value, '$[2]') as window, json_extract(value, '$[3]') as start_us,
@@ -94,7 +93,7 @@ select c.namespace, json_extract(value, '$[0]') as scope, json_extract(value, '$
  where c.{column} is not null and json_valid(c.{column}) and {which}
  group by 1, 2, 3, 4, 5
 """
-_BY_CALLS: Final = _ENTRIES.replace("{which}", "(?1 is null or c.namespace = ?1)")
+
 BudgetChange = ReserveChange | UsageChange | LimitChange | CarryChange | LoopChange | RateChange | FreezeChange
 
 
@@ -109,14 +108,12 @@ def booked_by_calls(connection: sqlite3.Connection, namespace: str | None) -> li
     """See ``Store.booked_by_calls``."""
     connection.execute("begin")
     try:
-        rows = [columns.budget_record(row) for row in connection.execute(_BUDGETS_OF, (namespace,))]
-        held, spent = (
-            {row[:5]: row[5] for row in connection.execute(_BY_CALLS.format(column=column), (namespace,))}
-            for column in ("reserved", "spent")
-        )
+        return booked(
+            lambda query, values: connection.execute(query, values).fetchall(), namespace,
+            entries=_ENTRIES, accounts="budgets",
+        )  # fmt: skip
     finally:
         connection.execute("rollback")
-    return booked_of(rows, held, spent)
 
 
 def save(connection: sqlite3.Connection, change: BudgetChange) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sagaspan.ledger.records import BudgetRecord
@@ -54,9 +54,22 @@ select {key}, count(*), coalesce(sum(u.cost), 0), sum(case when u.prices like '%
     )
 
 
-def booked_of(rows: Sequence[BudgetRecord], held: Mapping[Name, int], spent: Mapping[Name, int]) -> list[Booked]:
-    """Each budget that is counted (``rows``) or of which calls hold or spent something."""
-    counted: dict[Name, BudgetRecord] = {columns.budget_name(row): row for row in rows}
+def booked(
+    fetch: Callable[[str, Sequence[Any]], list[Any]], namespace: str | None, *, entries: str, accounts: str
+) -> list[Booked]:
+    """See ``Store.booked_by_calls``; within a snapshot.
+
+    ``entries``: the query for what calls say of budgets, by the ``{column}`` in which they do and ``{which}`` calls;
+    ``accounts``: the table in which they are counted.
+    """
+    condition, of = ("true", ()) if namespace is None else ("{}namespace = ?", (namespace,))
+    budgets = ", ".join(f'"{name}"' for name in columns.BUDGET_COLUMNS)
+    rows = fetch(f"select {budgets} from {accounts} where {condition.format('')}", of)  # noqa: S608
+    held, spent = (
+        {tuple(row[:5]): int(row[5]) for row in fetch(entries.format(column=column, which=condition.format("c.")), of)}
+        for column in ("reserved", "spent")
+    )
+    counted: dict[Name, BudgetRecord] = {columns.budget_name(row): row for row in map(columns.budget_record, rows)}
     return [
         Booked(_named(name), counted.get(name), held.get(name, 0), spent.get(name, 0))
         for name in sorted({*counted, *held, *spent})

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from sagaspan import _fork as fork
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
 from sagaspan.exceptions import StoreError, StoreUnavailable
-from sagaspan.ledger.records import AuditRow, LeaseRecord, UsageTotals
+from sagaspan.ledger.records import AuditRow, LeaseRecord
 from sagaspan.ledger.seal import Seal
 from sagaspan.ledger.store import SAVED, Booked, Change, Commit
 from sagaspan.stores import _columns as columns
@@ -36,7 +36,6 @@ from sagaspan.stores._sleeping import Sleeper
 from sagaspan.stores._sqlite_audit import Chains
 from sagaspan.stores._sqlite_changes import save_all
 from sagaspan.stores._sqlite_flushing import Flushing
-from sagaspan.stores._usage import usage_query
 
 BUSY_SECONDS: Final = 10.0
 """How long to wait for a lock of another process; who queues up behind one of ours waits twice as long at most."""
@@ -119,6 +118,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
     """A ledger in one file (0600), opened at first use and again in a forked child."""
 
     keeps_time = False
+    _steers = True
 
     def __init__(
         self,
@@ -292,13 +292,6 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
             connection.execute(_RENEW, columns.lease_values(lease))
 
     # -- reading -------------------------------------------------------------------------------------------
-
-    def usage_of(
-        self, namespace: str | None, which: Mapping[str, str], *, since_us: int = 0, by: str | None = None
-    ) -> list[UsageTotals]:
-        """What calls used that were claimed since then and fit ``which``; see ``Store.usage_of``."""
-        query, values = usage_query(namespace, which, since_us, by, steers=True)
-        return [columns.usage_totals(row) for row in self._fetch(query, values)]
 
     def booked_by_calls(self, namespace: str | None = None) -> list[Booked]:
         """Each budget of which anything was used, and what calls say of it; see ``Store.booked_by_calls``."""

@@ -831,7 +831,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b)",
         rule="What went to a server with others and may be saved is looked up by each of them, and sent again by none.",
         file="src/sagaspan/stores/_grouping.py",
-        old="    return error is not None and not isinstance(error, (StoreError, *ROLLED_BACK))\n",
+        old="    return error is not None and not isinstance(error, StoreError | Again)\n",
         new="    return False\n",
         tests=("tests/stores/test_grouping.py::test_an_answer_that_is_lost_is_lost_to_all_and_nothing_is_sent_again",),
     ),
