@@ -748,6 +748,26 @@ async def test_nor_is_a_resume_that_was_cancelled(guard: Guard) -> None:
     assert next(waits) > 4
 
 
+@pytest.mark.parametrize(
+    ("how", "ends"),
+    [("hold", {"fresh": "held", "resumed": "held"}), ("compensate", {"fresh": "failed", "resumed": "compensated"})],
+)
+async def test_who_is_cancelled_while_a_run_is_entered_leaves_it(guard: Guard, how: Any, ends: dict[str, str]) -> None:
+    """It ends as if it had been cancelled in its first line: nobody has to find it, and no lease is kept for it."""
+    undone: list[str] = []
+    act = guard.tool("act", compensate=lambda: undone.append("act"))(lambda: "done")
+    async with guard.run(id="resumed", on_interrupt="hold") as run:
+        act()
+        run.pause()
+    for name, status in ends.items():
+        waits, seen = itertools.count(1), set()
+        while await was_cancelled(guard.run(id=name, on_interrupt=how, reopen=True).__aenter__(), next(waits)):
+            seen |= {str(info.status) for info in guard.runs.list() if info.id == name}
+        assert status in seen
+        assert "running" not in seen
+    assert undone == ["act"] * (how == "compensate")
+
+
 def test_one_object_one_entry(guard: Guard) -> None:
     """A run that is entered cannot be entered again."""
     with guard.run() as run, pytest.raises(ConfigurationError, match="entered already"):

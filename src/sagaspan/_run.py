@@ -531,11 +531,24 @@ class Run:
         try:
             await self._take_up(entered, backend)
         except BaseException as error:  # nobody leaves a block that was not entered
-            self._over(error)
+            if isinstance(error, asyncio.CancelledError) and self._may_be_left:
+                self._leaving.tell(error, (await ASYNCIO.to_the_end(self._leave(error, ASYNCIO))).value)
+            else:
+                self._over(error)
             raise
 
+    @property
+    def _may_be_left(self) -> bool:
+        """Whether a cancellation that came while it was entered ends it, as one in the first line of its block would.
+
+        One whose block had ended well is only finished, by the next who enters it or recovers.
+        """
+        return self.record.state is RunState.RUNNING and not self.record.completing and not self.replaying
+
     async def _take_up(self, entered: saga.Entered, backend: Backend) -> None:
-        """Go on where an earlier worker was."""
+        """Go on where an earlier worker was, unless whoever asked for that is not there any more."""
+        if entered.interrupted is not None:
+            raise entered.interrupted
         if self.resumed and not self.replaying:
             await backend.io(self.signals.load, self.engine.store, self.record, self.engine.counts_in_loops)
         if entered.previous is not None:

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span
 from sagaspan import _owner as owner
 from sagaspan import _run_spans as run_spans
 from sagaspan import semconv
-from sagaspan._backends import Backend
+from sagaspan._backends import Backend, Finished
 from sagaspan._clock import monotonic, now_us
 from sagaspan._endings import Ending
 from sagaspan._rollback import PATIENT, Rollback
@@ -45,12 +45,16 @@ _RESUMABLE: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD, RunState.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """A run that was entered: fresh, ``resumed``, or completed before and only ``replaying``."""
+    """A run that was entered: fresh, ``resumed``, or completed before and only ``replaying``.
+
+    ``interrupted``: the cancellation that came while that was written; whoever asked for it is not there any more.
+    """
 
     record: RunRecord
     previous: RunRecord | None = None
     resumed: bool = False
     replaying: bool = False
+    interrupted: BaseException | None = None
 
 
 def token(store: Store, run: RunRecord) -> str:
@@ -86,8 +90,9 @@ async def enter(
         wanted = replace(wanted, input_fingerprint=await backend.io(engine.digest, input_of(wanted)))
     opened, audit = transitions.open_run(wanted)
     while True:
-        if await _commit_held(engine, RunChange(opened, audit, outer_epoch=outer_epoch), backend):
-            return Entered(record=opened)
+        held = await _commit_held(engine, RunChange(opened, audit, outer_epoch=outer_epoch), backend)
+        if held.value:
+            return Entered(record=opened, interrupted=held.interrupted)
         existing = await backend.io(engine.store.get_run, wanted.namespace, wanted.id)
         if outer is not None and not (existing is not None and existing.state is RunState.COMPLETED and not reopen):
             await backend.io(_check_goes_on, engine.store, outer, wanted)
@@ -118,22 +123,36 @@ def _check_goes_on(store: Store, outer: RunRecord, wanted: RunRecord) -> None:
         )
 
 
-async def _commit_held(engine: Engine, change: RunChange, backend: Backend, names: Collection[str] = ()) -> bool:
+async def _commit_held(
+    engine: Engine, change: RunChange, backend: Backend, names: Collection[str] = ()
+) -> Finished[bool]:
     """Commit a change that enters a run; False if another worker is inside it or was faster.
 
     Raises ``LockConflict`` if one of the locks ``names``, which are taken with it, is held.
 
-    It is held before it is on disk: between the two another ``Run`` of this process would think us dead.
+    It is held before it is on disk: between the two another ``Run`` of this process would think us dead. Once it is on
+    record, a cancellation that came meanwhile is handed back with it, and it is still held.
     """
     if not owner.hold_new(token(engine.store, change.record)):
-        return False
-    entered = False
+        return Finished(False)
+    entered = Finished(False)
     try:
-        entered = await backend.io(_commit_covered, engine, change, names)
+        entered = await backend.shielded(_commit_covered, engine, change, names)
     finally:
-        if not entered:
+        if not entered.value:
             owner.drop(token(engine.store, change.record))
+    if entered.interrupted is not None and not entered.value:
+        raise entered.interrupted
     return entered
+
+
+async def _taken(engine: Engine, change: RunChange, backend: Backend, names: Collection[str] = ()) -> bool:
+    """As ``_commit_held``, for whoever goes on in it at once; one who was cancelled meanwhile leaves it to the next."""
+    held = await _commit_held(engine, change, backend, names)
+    if held.interrupted is not None:
+        owner.drop(token(engine.store, change.record))
+        raise held.interrupted
+    return held.value
 
 
 def _commit_covered(engine: Engine, change: RunChange, names: Collection[str]) -> bool:
@@ -198,8 +217,9 @@ async def _take(
         existing, event, now, owner=wanted.owner, epoch=existing.epoch + 1, reason=None, error=None, started_us=now,
         ended_us=None, traceparent=wanted.traceparent, on_interrupt=wanted.on_interrupt, **changes,
     )  # fmt: skip
-    if await _commit_held(engine, RunChange(after, audit, existing.version, outer_epoch), backend):
-        return Entered(record=after, previous=existing, resumed=True)
+    held = await _commit_held(engine, RunChange(after, audit, existing.version, outer_epoch), backend)
+    if held.value:
+        return Entered(record=after, previous=existing, resumed=True, interrupted=held.interrupted)
     return None
 
 
@@ -426,7 +446,7 @@ async def take_and_roll_back(
     after, audit = transitions.move_run(
         run, RunEvent.COMPENSATE, now_us(), owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )
-    if not await _commit_held(engine, RunChange(after, audit, run.version), backend, names):
+    if not await _taken(engine, RunChange(after, audit, run.version), backend, names):
         return None
     try:
         return await run_spans.going_on(
@@ -456,7 +476,7 @@ async def take_over(engine: Engine, run: RunRecord, why: str, backend: Backend, 
         run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1, **changes
     )
     change = RunChange(after, audit, run.version, takes=True)
-    return after if await _commit_held(engine, change, backend) else None
+    return after if await _taken(engine, change, backend) else None
 
 
 async def _close_children(engine: Engine, run: RunRecord, *, complete: bool, backend: Backend) -> None:

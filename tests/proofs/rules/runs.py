@@ -28,6 +28,23 @@ _THREADS = "tests/adapters/langchain/test_threads.py::"
 RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="design 3",
+        rule="Who is cancelled while a run is entered leaves it: nothing stays running with nobody in it.",
+        file=_RUN,
+        old="if isinstance(error, asyncio.CancelledError) and self._may_be_left:",
+        new="if False:",
+        tests=(_RUNS + "test_who_is_cancelled_while_a_run_is_entered_leaves_it",),
+    ),
+    Rule(
+        section="design 3",
+        rule="What was entered is known to whoever was cancelled meanwhile: else nobody would leave it.",
+        file=_SAGA,
+        old="            return Entered(record=opened, interrupted=held.interrupted)\n",
+        new="            if held.interrupted is not None:\n                owner.drop(token(engine.store, opened))\n"
+        "                raise held.interrupted\n            return Entered(record=opened)\n",
+        tests=(_RUNS + "test_who_is_cancelled_while_a_run_is_entered_leaves_it",),
+    ),
+    Rule(
+        section="design 3",
         rule="A resume on another path starts no write while an earlier one is in doubt.",
         file=_LEDGER,
         old="            if call.resumed and call.tool.policy.declared_write:\n",
