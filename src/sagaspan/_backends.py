@@ -14,9 +14,8 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from sagaspan import _clock as clock
 from sagaspan._threads import threads
@@ -54,8 +53,7 @@ class _Unwatched:
 UNWATCHED: Final[Watch] = _Unwatched()
 
 
-@dataclass(frozen=True, slots=True)
-class Finished(Generic[T]):
+class Finished(NamedTuple, Generic[T]):
     """A step that ran to its end, and the cancellation that arrived while it did (to be raised by the caller)."""
 
     value: T

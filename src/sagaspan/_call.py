@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar
 
@@ -138,17 +138,17 @@ class Call:
         """A copy that asks more of the claim (fields of ``Declared``)."""
         return replaced(self, declared=replaced(self.declared, **wishes))
 
-    async def io(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def io(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Run a blocking ledger step to its end."""
-        return await self.backend.io(step, *args, **kwargs)
+        return self.backend.io(step, *args, **kwargs)
 
-    async def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Finished[T]:
+    def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Finished[T]]:
         """Run a blocking ledger step to its end, and be told of a cancellation that came meanwhile."""
-        return await self.backend.shielded(step, *args, **kwargs)
+        return self.backend.shielded(step, *args, **kwargs)
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
         """Wait ``seconds``."""
-        await self.backend.sleep(seconds)
+        return self.backend.sleep(seconds)
 
 
 @quick

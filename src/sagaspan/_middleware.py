@@ -113,7 +113,7 @@ def compose(middleware: Sequence[Middleware], endpoint: CallNext) -> CallNext:
 
 
 def _bind(layer: Middleware, call_next: CallNext) -> CallNext:
-    async def step(call: Call) -> Result:
-        return await layer(call, call_next)
+    def step(call: Call) -> Awaitable[Result]:
+        return layer(call, call_next)
 
     return step

@@ -18,7 +18,16 @@ import pytest
 
 from sagaspan import ConfigurationError, Guard, SchemaOutdated, StoreUnavailable
 from sagaspan.ledger.store import CallChange, RunChange, Store
-from sagaspan.ledger.transitions import CallEvent, RunEvent, claim_again, move_call, move_run, open_call, open_run
+from sagaspan.ledger.transitions import (
+    CallEvent,
+    RunEvent,
+    claim_again,
+    move_call,
+    move_run,
+    open_call,
+    open_run,
+    supersede,
+)
 from sagaspan.stores import connect
 from sagaspan.stores._migrate import current_version, migrate, migrations
 from tests.conftest import Worker
@@ -296,6 +305,22 @@ def test_claims_are_fenced(store: Store) -> None:
     assert store.commit([RunChange(ended, run_audit, 1)], synced=True)
     assert not store.commit([CallChange(again, audit, 2, claims=True, run_epoch=1)], synced=True)
     assert [row.event for row in store.audit_of("n", "r")] == ["run.open", "claim", "fail", "run.complete"]
+
+
+def test_a_call_that_loses_its_key_gives_it_to_the_next(store: Store) -> None:
+    """It keeps its record under another key; the next claim of the old one is a new call."""
+    record, audit = open_call(CALL)
+    assert store.commit([CallChange(record, audit, claims=True, run_epoch=1)], synced=True)
+    failed, audit = move_call(record, CallEvent.FAIL, 2)
+    assert store.commit([CallChange(failed, audit, 1)], synced=False)
+    freed, audit = supersede(failed, 3)
+    following, opened = open_call(replace(CALL, id="d"))
+    changes = [CallChange(freed, audit, 2), CallChange(following, opened, claims=True, run_epoch=1)]
+    assert store.commit(changes, synced=True)
+    found = store.find_call(CALL.namespace, CALL.scope, CALL.tool, CALL.key)
+    assert found is not None
+    assert found.id == "d"
+    assert store.get_call("c") == replace(freed, claim_seq=2)
 
 
 def test_a_change_of_another_version_saves_nothing(store: Store) -> None:

@@ -20,6 +20,8 @@ NO_RUN: Final = ""
 """Where audit rows are that are of no run: no run has this id."""
 UNREADABLE: Final = ""
 """Under which name ``CallInfo.args`` holds what stands for arguments that cannot be read."""
+SUPERSEDED: Final = "superseded:"
+"""How the scope of a record starts whose key another one took over."""
 
 
 class CallState(StrEnum):

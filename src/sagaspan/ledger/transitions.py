@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sagaspan._frozen import replaced
-from sagaspan.ledger.records import AuditRow, CallRecord, CallState, Phase, RunRecord, RunState
+from sagaspan.ledger.records import SUPERSEDED, AuditRow, CallRecord, CallState, Phase, RunRecord, RunState
 
 
 class CallEvent(StrEnum):
@@ -178,9 +178,6 @@ UNDONE_IN_DOUBT: Final = "it was undone while nobody knew whether it had happene
 
 WORLD_CHANGED: Final = "world_changed"
 """The ``error_type`` of a call that is not undone because it is no more as it left the world."""
-
-SUPERSEDED: Final = "superseded:"
-"""How the scope of a record starts whose key another one took over."""
 
 
 def open_call(record: CallRecord, detail: str | None = None) -> tuple[CallRecord, AuditRow]:

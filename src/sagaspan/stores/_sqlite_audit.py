@@ -37,6 +37,7 @@ select namespace, run_id from found where at > 0 limit ?4
 """
 _REMEMBERED: Final = 1000
 
+_SAID_BY_THE_ROW: Final = (LimitChange, FreezeChange, NoteChange)
 Audited = CallChange | RunChange | ApprovalChange | LimitChange | FreezeChange | NoteChange
 
 
@@ -77,8 +78,8 @@ class Chains:
 
 def content_of(change: Audited) -> bytes | None:
     """What the row of a change says of its record."""
-    if isinstance(change, LimitChange | FreezeChange | NoteChange):
-        return None  # it is in the row
+    if isinstance(change, _SAID_BY_THE_ROW):
+        return None
     return contents.content_of(change.record, is_new=not change.expected_version)
 
 

@@ -94,6 +94,7 @@ select c.namespace, json_extract(value, '$[0]') as scope, json_extract(value, '$
  group by 1, 2, 3, 4, 5
 """
 
+KINDS: Final = (ReserveChange, UsageChange, LimitChange, CarryChange, LoopChange, RateChange, FreezeChange)
 BudgetChange = ReserveChange | UsageChange | LimitChange | CarryChange | LoopChange | RateChange | FreezeChange
 
 

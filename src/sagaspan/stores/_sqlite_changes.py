@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
 
+from sagaspan.ledger.records import SUPERSEDED
 from sagaspan.ledger.store import (
     SAVED,
     ApprovalChange,
@@ -57,7 +59,12 @@ insert into calls ({_CALLS})
 values ({", ".join("last_insert_rowid()" if name == "claim_seq" else "?" for name in columns.CALL_COLUMNS)})
     on conflict do nothing
 """  # noqa: S608
-_UPDATE_CALL: Final = f"update calls set {_sets(columns.CALL_CHANGING)} where id = ? and version = ?"  # noqa: S608
+_UPDATE_CALL: Final = "update calls set {} where id = ? and version = ?"
+_MOVE_CALL: Final = _UPDATE_CALL.format(_sets(columns.CALL_CHANGING))
+# What is set is written into its index anew, though it be the same: only a call that loses its key to another sets it.
+_KEEPING: Final = tuple(name for name in columns.CALL_CHANGING if name not in ("scope", "key"))
+_CHANGE_CALL: Final = _UPDATE_CALL.format(_sets(_KEEPING))
+_kept = attrgetter(*_KEEPING, "id")
 _CLAIM_CALL_AGAIN: Final = f"""
 update calls set {_sets(columns.CALL_CHANGING)}, claim_seq = last_insert_rowid()
  where id = ? and version = ?
@@ -119,43 +126,26 @@ def save_all(connection: sqlite3.Connection, changes: Sequence[Change], chains: 
 
 
 def _save(connection: sqlite3.Connection, change: Conditional, chains: Chains) -> bool:
-    if isinstance(change, LockChange):
-        return _save_lock(connection, change)
-    if isinstance(change, NonceChange):
-        connection.execute("delete from nonces where until_us <= ?", (change.now_us,))
-        return connection.execute(_USE_NONCE, (change.namespace, change.id, change.until_us)).rowcount == 1
-    if isinstance(change, HookChange):
-        return notices.save_hook(connection, change)
-    if isinstance(change, DeliveryChange):
-        return notices.save_delivery(connection, change)
-    if isinstance(change, Barrier):
-        found = connection.execute(_OPEN_STEP, (change.namespace, change.run_id))
-        return all(step in change.but for (step,) in found)
-    if not isinstance(change, CallChange | RunChange | ApprovalChange | LimitChange | FreezeChange | NoteChange):
-        return budgets.save(connection, change)
-    # The audit row first: its number becomes the call's place in the claim order.
-    chains.append(connection, change.audit, audit.content_of(change))
-    if isinstance(change, CallChange):
-        return _save_call(connection, change)
-    if isinstance(change, RunChange):
-        return _save_run(connection, change)
-    if isinstance(change, ApprovalChange):
-        return _save_approval(connection, change)
-    return isinstance(change, NoteChange) or budgets.save(connection, change)
+    if isinstance(change, _AUDITED):
+        # The audit row first: its number becomes the call's place in the claim order.
+        chains.append(connection, change.audit, audit.content_of(change))
+    return _SAVING[type(change)](connection, change)
 
 
 def _save_call(connection: sqlite3.Connection, change: CallChange) -> bool:
-    record = change.record
+    record, before = change.record, change.expected_version
     fence = (
         (record.namespace, change.run_id or record.run_id, change.run_epoch, change.controls) if change.claims else ()
     )
-    if change.expected_version:
-        statement = _CLAIM_CALL_AGAIN if change.claims else _UPDATE_CALL
-        values = (*columns.call_changes(record), change.expected_version, *fence)
-    else:
+    if not before:
         statement = _CLAIM_CALL if change.claims else _INSERT_CALL
         row = columns.call_values(record)
         values = (*row[:_CLAIM_SEQ], *row[_CLAIM_SEQ + 1 :], *fence)
+    elif change.claims or record.scope.startswith(SUPERSEDED):
+        statement = _CLAIM_CALL_AGAIN if change.claims else _MOVE_CALL
+        values = (*columns.call_changes(record), before, *fence)
+    else:
+        statement, values = _CHANGE_CALL, (*_kept(record), before)
     return connection.execute(statement, values).rowcount == 1
 
 
@@ -186,3 +176,33 @@ def _save_lock(connection: sqlite3.Connection, change: LockChange) -> bool:
         values = (*columns.lock_changes(change.record), change.expected_version)
         return connection.execute(_UPDATE_LOCK, values).rowcount == 1
     return connection.execute(_INSERT_LOCK, columns.lock_values(change.record)).rowcount == 1
+
+
+def _use_nonce(connection: sqlite3.Connection, change: NonceChange) -> bool:
+    connection.execute("delete from nonces where until_us <= ?", (change.now_us,))
+    return connection.execute(_USE_NONCE, (change.namespace, change.id, change.until_us)).rowcount == 1
+
+
+def _no_step_is_open(connection: sqlite3.Connection, change: Barrier) -> bool:
+    found = connection.execute(_OPEN_STEP, (change.namespace, change.run_id))
+    return all(step in change.but for (step,) in found)
+
+
+def _is_its_row(connection: sqlite3.Connection, change: NoteChange) -> bool:  # noqa: ARG001 - one of those in the table
+    return True
+
+
+_AUDITED: Final = (CallChange, RunChange, ApprovalChange, LimitChange, FreezeChange, NoteChange)
+_SAVING: Final[Mapping[type[Conditional], Callable[[sqlite3.Connection, Any], bool]]] = {
+    CallChange: _save_call,
+    RunChange: _save_run,
+    ApprovalChange: _save_approval,
+    LockChange: _save_lock,
+    NonceChange: _use_nonce,
+    HookChange: notices.save_hook,
+    DeliveryChange: notices.save_delivery,
+    Barrier: _no_step_is_open,
+    NoteChange: _is_its_row,
+    **dict.fromkeys(budgets.KINDS, budgets.save),
+}
+"""One statement for each kind of change, and whether its condition held."""

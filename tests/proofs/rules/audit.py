@@ -264,8 +264,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(d) 8",
         rule="A limit that is set is in a chain.",
         file=_SQLITE_CHANGES,
-        old="    chains.append(connection, change.audit, audit.content_of(change))\n",
-        new="    if not isinstance(change, LimitChange):\n        chains.append(connection, change.audit, audit.content_of(change))\n",
+        old="    if isinstance(change, _AUDITED):\n",
+        new="    if isinstance(change, _AUDITED) and not isinstance(change, LimitChange):\n",
         tests=(_CHAINS + "test_every_transition_is_a_link_of_its_run",),
     ),
     Rule(

@@ -598,8 +598,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 6",
         rule="The barrier of a pivot is part of its claim.",
         file=_SQLITE_CHANGES,
-        old="        return all(step in change.but for (step,) in found)\n",
-        new="        return bool(found) or True\n",
+        old="    return all(step in change.but for (step,) in found)\n",
+        new="    return bool(found) or True\n",
         tests=(_PIVOTS + "test_a_step_that_starts_at_the_same_moment_is_seen",),
     ),
     Rule(
