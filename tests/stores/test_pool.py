@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from sagaspan.stores import _pool as pools
 from sagaspan.stores._pool import Full, Pool, Turns
+from tests.servers import Mariadb, Postgres
 
 
 def _pool(size: int) -> Pool[object]:
@@ -63,3 +65,21 @@ def test_a_turn_that_comes_in_the_moment_of_giving_up_is_taken() -> None:
     turns.give_back()  # it is the late one's now
     assert turns._leave(late)
     assert not turns.take(0)
+
+
+def test_one_that_was_idle_for_long_is_tried_before_it_is_lent(
+    server: Postgres | Mariadb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the server even what may not be done twice, a fact say, finds a connection that works."""
+    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.0)
+    store = server.store()
+    assert store.put_fact("n", "before", "1", expected=None)
+    if isinstance(server, Mariadb):
+        server.cut()
+    else:
+        server.run(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            f"where application_name like '{server.schema}%' and pid <> pg_backend_pid()"
+        )
+    assert store.put_fact("n", "after", "1", expected=None)
+    assert store.facts("n") == {"before": "1", "after": "1"}
