@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sagaspan import Guard, ToolTimeout
+from sagaspan.cli._options import Settings
 from sagaspan.testing import frozen_clock
 from tests.cli.conftest import Sagaspan
 
@@ -226,3 +227,17 @@ def test_what_happened_after_all_is_an_incident(sagaspan: Sagaspan, guard: Guard
     assert sagaspan("calls", "resolve", call, "happened", "--note", "they keep it").code == 0
     assert sagaspan("status").code == 0
     assert "happened --note" not in sagaspan("show", call).out
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [("sqlite:////var/agents/ledger.db", "sqlite:////var/agents/ledger.db"),
+     ("postgresql://ann@db.example/shop", "postgresql://ann@db.example/shop"),
+     ("postgresql://db.example/shop?schema=a&slices=64", "'postgresql://db.example/shop?schema=a&slices=64'"),
+     ("postgresql://ann:canary@db.example/shop", "'postgresql://***@db.example/shop'"),
+     ("postgresql://ann@db.example/shop?password=canary&schema=a",
+      "'postgresql://***@db.example/shop?password=***&schema=a'")],
+)  # fmt: skip
+def test_what_to_type_next_has_no_password_in_it(url: str, shown: str) -> None:
+    """It goes to logs and mails; else it names the ledger in one word of the shell."""
+    assert Settings(store=url).command("status") == f"sagaspan status --store {shown}"

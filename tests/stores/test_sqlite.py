@@ -113,6 +113,21 @@ def test_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.setenv("SAGASPAN_STORE", f"sqlite:///{tmp_path}/elsewhere.db")
 
 
+def test_a_home_of_somebody_else_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a shared machine nobody takes in the records of others by a ``.sagaspan`` above their folders."""
+    mine = tmp_path / "shared" / "mine"
+    mine.mkdir(parents=True)
+    planted = tmp_path / "shared" / ".sagaspan"
+    planted.mkdir(mode=0o777)
+    monkeypatch.chdir(mine)
+    somebody = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody)
+    with Guard() as guard:
+        guard.tool("act")(lambda: 1)()
+    assert (mine / ".sagaspan" / "ledger.db").exists()
+    assert list(planted.iterdir()) == []
+
+
 def _foreign(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("create table customers (id)")

@@ -42,6 +42,22 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=(_STORE + "test_files_are_private",),
     ),
     Rule(
+        section="5.15",
+        rule="A .sagaspan folder of somebody else takes in nobody's records.",
+        file="src/sagaspan/_home.py",
+        old="        if candidate.is_dir() and _is_ours(candidate):\n",
+        new="        if candidate.is_dir():\n",
+        tests=(_STORE + "test_a_home_of_somebody_else_is_passed_over",),
+    ),
+    Rule(
+        section="5.5",
+        rule="What is said to type next has no password in it.",
+        file="src/sagaspan/cli/_options.py",
+        old="self.store and without_password(self.store)",
+        new="self.store",
+        tests=("tests/cli/test_status.py::test_what_to_type_next_has_no_password_in_it",),
+    ),
+    Rule(
         section="5.6",
         rule="A tag that is not on the list is refused; nothing is looked up by a stored name.",
         file="src/sagaspan/codecs.py",
