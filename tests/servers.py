@@ -20,8 +20,12 @@ import pytest
 from tests.own_servers import ended_by_sigterm, mariadb_server, postgres_server
 
 if TYPE_CHECKING:
+    from sagaspan.ledger.store import Store
     from sagaspan.stores.mariadb import MariadbStore
     from sagaspan.stores.postgres import PostgresStore
+    from sagaspan.testing._mariadb_ledgers import MariadbLedgers
+    from sagaspan.testing._postgres_ledgers import PostgresLedgers
+    from sagaspan.testing._servers import ServerLedgers
 
 POSTGRES: Final = "SAGASPAN_TEST_POSTGRES"
 MARIADB: Final = "SAGASPAN_TEST_MYSQL"
@@ -45,79 +49,24 @@ def url_of_server(variable: str = POSTGRES) -> str:
     return url
 
 
-def _mariadb(url: str, durability: str = "normal") -> MariadbStore:
-    from sagaspan.stores.mariadb import MariadbStore  # who tests an adapter alone has no driver
+class OnServer:
+    """Ledgers of this process's own on a server of the environment; ``empty`` begins with one that is.
 
-    return MariadbStore(url, durability=durability)
-
-
-class Postgres:
-    """Ledgers of this process's own (schemas) on the server of the environment; ``empty`` begins with one that is.
-
-    See ``PostgresLedgers``.
+    See ``ServerLedgers``.
     """
 
-    def __init__(self) -> None:
-        from sagaspan.testing._postgres_ledgers import PostgresLedgers  # who tests an adapter alone has no driver
-
-        self._ledgers = PostgresLedgers(url_of_server())
-        self._made: list[PostgresStore] = []
+    def __init__(self, ledgers: ServerLedgers) -> None:
+        self._ledgers = ledgers
+        self._made: list[Store] = []
         self._begin()
 
     def _begin(self) -> None:
         self.url = self._ledgers.take()
-        self.schema = self._ledgers.name_of(self.url)
 
-    def begin_anew(self) -> None:
-        """Nothing is in this ledger any more, and nobody is connected to it."""
-        self.close()
-        self._ledgers.begin_anew(self.url)
-
-    def empty(self) -> None:
-        """Begin with a ledger in which nothing is, and that nobody is connected to."""
-        self.close()
-        self._ledgers.give_back(self.url)
-        self._begin()
-
-    def store(self, durability: str = "off") -> PostgresStore:
-        """The ledger, opened again."""
-        from sagaspan.stores.postgres import PostgresStore
-
-        store = PostgresStore(self.url, durability=durability)
-        self._made.append(store)
-        return store
-
-    def run(self, *statements: str) -> list[tuple[object, ...]]:
-        """What somebody else does on the server; the rows of the last statement."""
-        return [self._ledgers.run(self.url, statement) for statement in statements][-1]
-
-    def close(self) -> None:
-        """Close what was opened."""
-        while self._made:
-            self._made.pop().close()
-
-    def drop(self) -> None:
-        """Take the ledgers away, and their connections."""
-        self.close()
-        self._ledgers.close()
-
-
-class Mariadb:
-    """Ledgers of this process's own (databases) on the server of the environment; ``empty`` begins with one that is.
-
-    See ``MariadbLedgers``.
-    """
-
-    def __init__(self) -> None:
-        from sagaspan.testing._mariadb_ledgers import MariadbLedgers
-
-        self._ledgers = MariadbLedgers(url_of_server(MARIADB))
-        self._made: list[MariadbStore] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        self.url = self._ledgers.take()
-        self.database = self._ledgers.name_of(self.url)
+    @property
+    def name(self) -> str:
+        """What the ledger is called on the server."""
+        return self._ledgers.name_of(self.url)
 
     def begin_anew(self) -> None:
         """Nothing is in this ledger any more, and nobody is connected to it."""
@@ -134,16 +83,6 @@ class Mariadb:
         """End all connections of others to this ledger."""
         self._ledgers.cut(self.url)
 
-    def store(self, durability: str = "off") -> MariadbStore:
-        """The ledger, opened again."""
-        store = _mariadb(self.url, durability=durability)
-        self._made.append(store)
-        return store
-
-    def run(self, *statements: str) -> list[tuple[Any, ...]]:
-        """What somebody else does on the server; the rows of the last statement."""
-        return self._ledgers.run(self.url, *statements)
-
     def close(self) -> None:
         """Close what was opened."""
         while self._made:
@@ -153,6 +92,56 @@ class Mariadb:
         """Take the ledgers away, and their connections."""
         self.close()
         self._ledgers.close()
+
+
+class Postgres(OnServer):
+    """Each ledger is a schema."""
+
+    _ledgers: PostgresLedgers
+
+    def __init__(self) -> None:
+        from sagaspan.testing._postgres_ledgers import PostgresLedgers  # who tests an adapter alone has no driver
+
+        super().__init__(PostgresLedgers(url_of_server()))
+
+    schema = OnServer.name
+
+    def store(self, durability: str = "off") -> PostgresStore:
+        """The ledger, opened again."""
+        from sagaspan.stores.postgres import PostgresStore
+
+        store = PostgresStore(self.url, durability=durability)
+        self._made.append(store)
+        return store
+
+    def run(self, *statements: str) -> list[tuple[object, ...]]:
+        """What somebody else does on the server; the rows of the last statement."""
+        return [self._ledgers.run(self.url, statement) for statement in statements][-1]
+
+
+class Mariadb(OnServer):
+    """Each ledger is a database."""
+
+    _ledgers: MariadbLedgers
+
+    def __init__(self) -> None:
+        from sagaspan.testing._mariadb_ledgers import MariadbLedgers
+
+        super().__init__(MariadbLedgers(url_of_server(MARIADB)))
+
+    database = OnServer.name
+
+    def store(self, durability: str = "off") -> MariadbStore:
+        """The ledger, opened again."""
+        from sagaspan.stores.mariadb import MariadbStore
+
+        store = MariadbStore(self.url, durability=durability)
+        self._made.append(store)
+        return store
+
+    def run(self, *statements: str) -> list[tuple[Any, ...]]:
+        """What somebody else does on the server; the rows of the last statement."""
+        return self._ledgers.run(self.url, *statements)
 
 
 def main() -> int:

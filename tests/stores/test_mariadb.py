@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from pymysql.connections import Connection
-from pymysql.err import OperationalError
 
 from sagaspan import ConfigurationError, Guard, SchemaOutdated, StoreError, StoreUnavailable
 from sagaspan._audit import Audit
@@ -21,7 +20,6 @@ from sagaspan.stores import _mariadb_changes as changes
 from sagaspan.stores import _mariadb_connection as server
 from sagaspan.stores import _mariadb_scripts as scripts
 from sagaspan.stores import connect
-from sagaspan.stores._migrate import migrations
 from sagaspan.stores.mariadb import MariadbStore
 from sagaspan.stores.sqlite import SqliteStore
 from sagaspan.testing._conformance_records import (
@@ -93,13 +91,6 @@ def test_what_a_server_sets_for_all_is_not_for_the_ledger(mariadb: Mariadb, monk
         assert [call.state for call in guard.runs.get("r").calls] == ["done"] * 3
         assert guard.usage(user="ada").spent == 3
         assert not Audit(lambda: connect(mariadb.url), "default").verify().findings
-
-
-def test_migrations_have_numbers_of_their_own() -> None:
-    """Those of the dialect are from 1000 on."""
-    numbers = [migration.number for migration in migrations("mariadb")]
-    assert len(set(numbers)) == len(numbers)
-    assert [number for number in numbers if number < 1000] == [one.number for one in migrations("sqlite")]
 
 
 def test_nothing_is_made_by_the_way(mariadb: Mariadb) -> None:
@@ -214,59 +205,6 @@ def text_of(sql: Any) -> str:
     return sql if isinstance(sql, str) else sql.decode()
 
 
-class Cut:
-    """Cuts the connection of a commit, before it arrives or between it and its answer; the next are let through."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, when: str, of: Callable[[str], bool]) -> None:
-        self.cuts = 0
-        query = Connection.query
-
-        def cutting(connection: Connection[Any], sql: Any, *how: Any) -> Any:
-            if self.cuts or "begin not atomic" not in text_of(sql) or not of(text_of(sql)):
-                return query(connection, sql, *how)
-            self.cuts += 1
-            if when == "after":
-                query(connection, sql, *how)
-            connection._force_close()  # type: ignore[attr-defined]
-            raise OperationalError(2013, "Lost connection to MySQL server during query")
-
-        monkeypatch.setattr(Connection, "query", cutting)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("event", ["claim", "succeed", "run.open", "run.complete"])
-def test_an_answer_that_is_lost_is_looked_up(
-    mariadb: Mariadb, monkeypatch: pytest.MonkeyPatch, when: str, event: str
-) -> None:
-    """What was committed is not sent again, and what was not is; the body runs once, and the books agree."""
-    ran: list[int] = []
-    with Guard(mariadb.url, budgets={"user:*": "20 USD/day"}) as guard:
-        pay = guard.tool("pay", effect="write", cost="1 USD")(lambda n: ran.append(n))
-        cut = Cut(monkeypatch, when=when, of=lambda text: f"'{event}'" in text)
-        with guard.run(id="r", user="ada"):
-            pay(1)
-        assert cut.cuts == 1
-        assert ran == [1]
-        assert [call.state for call in guard.runs.get("r").calls] == ["done"]
-        assert (guard.usage(user="ada").spent, guard.usage(user="ada").reserved) == (1, 0)
-        events = [row.event for row in guard._store.audit_of("default", "r")]
-        assert events == ["run.open", "claim", "succeed", "run.complete"]
-        assert not Audit(lambda: connect(mariadb.url), "default").verify().findings
-
-
-def test_a_server_that_was_restarted_is_no_error(mariadb: Mariadb) -> None:
-    """Its old connections are gone: the next call finds that out, and goes on with others."""
-    ran: list[int] = []
-    with Guard(mariadb.url) as guard:
-        act = guard.tool("act", effect="write")(lambda n: ran.append(n))
-        with guard.run(id="r"):
-            act(1)
-            mariadb.cut()
-            act(2)
-        assert [run.status for run in guard.runs.list()] == ["completed"]
-    assert ran == [1, 2]
-
-
 def test_a_commit_that_dies_in_a_circle_is_sent_again(mariadb: Mariadb) -> None:
     """A deadlock rolls all of it back, so nothing has happened: it is saved with the next, once."""
     store, other, errors = mariadb.store(), MariadbStore(mariadb.url)._connect(), list[BaseException]()
@@ -335,26 +273,6 @@ def test_without_blocks_a_commit_is_one_text_too(mariadb: Mariadb, monkeypatch: 
         "run.open", "claim", "approval.ask", "succeed", "soft_limit"
     ]  # fmt: skip
     assert whole_chain(store, "n", "r") == 5
-
-
-def test_a_row_that_is_committed_late_is_waited_for(mariadb: Mariadb) -> None:
-    """Who asks for the newest number waits until nobody is on the way with an earlier one."""
-    store, found = mariadb.store(), list[int]()
-    saved(store, opening())
-    before = store.newest_audit()
-    other = MariadbStore(mariadb.url)._connect()
-    other.begin()
-    for statement in changes.statements([NoteChange(said(run_id="late"))]):
-        other.query(statement.sql)
-    saved(store, NoteChange(said()))
-    looking = threading.Thread(target=lambda: found.append(store.newest_audit()))
-    looking.start()
-    looking.join(0.2)
-    assert found == []
-    other.commit()
-    looking.join(60)
-    assert found == [before + 2]
-    other.close()
 
 
 @pytest.mark.parametrize("what", ["a pivot", "a limit"])

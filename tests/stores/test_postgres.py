@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from sagaspan.stores import _postgres_saving as saving
 from sagaspan.stores import _postgres_schema as schema
 from sagaspan.stores import _requests as requests
 from sagaspan.stores import connect
-from sagaspan.stores._migrate import migrations
 from sagaspan.stores.postgres import PostgresStore
 from sagaspan.stores.sqlite import SqliteStore
 from sagaspan.testing._conformance_records import BUDGET, claiming, opening, saved
@@ -195,13 +193,6 @@ def test_what_the_driver_says_is_one_line_of_words(postgres: Postgres) -> None:
         PostgresStore(f"{postgres.url}&slice=64")
 
 
-def test_migrations_have_numbers_of_their_own() -> None:
-    """Those of the dialect are from 1000 on."""
-    numbers = [migration.number for migration in migrations("postgres")]
-    assert len(set(numbers)) == len(numbers)
-    assert [number for number in numbers if number < 1000] == [one.number for one in migrations("sqlite")]
-
-
 def test_a_commit_is_one_round_trip(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call is two: its claim with budgets, locks and audit, and its settle."""
     sent: list[str] = []
@@ -231,46 +222,6 @@ def pay_of(n: int) -> int:
     return n
 
 
-class Cut:
-    """Cuts the connection of a commit, before it arrives or between it and its answer; the next are let through."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, when: str, of: Callable[[str], bool]) -> None:
-        self.cuts = 0
-        save = saving.save
-
-        def cutting(connection: Any, request: str, *, synced: bool) -> Any:
-            if self.cuts or not of(request):
-                return save(connection, request, synced=synced)
-            self.cuts += 1
-            if when == "after":
-                save(connection, request, synced=synced)
-            connection.close()
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-
-        monkeypatch.setattr(saving, "save", cutting)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("event", ["claim", "succeed", "run.open", "run.complete"])
-def test_an_answer_that_is_lost_is_looked_up(
-    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, when: str, event: str
-) -> None:
-    """What was committed is not sent again, and what was not is; the body runs once, and the books agree."""
-    ran: list[int] = []
-    with Guard(postgres.url, budgets={"user:*": "20 USD/day"}) as guard:
-        pay = guard.tool("pay", effect="write", cost="1 USD")(lambda n: ran.append(n))
-        cut = Cut(monkeypatch, when=when, of=lambda request: f'"event":"{event}"' in request)
-        with guard.run(id="r", user="ada"):
-            pay(1)
-        assert cut.cuts == 1
-        assert ran == [1]
-        assert [call.state for call in guard.runs.get("r").calls] == ["done"]
-        assert (guard.usage(user="ada").spent, guard.usage(user="ada").reserved) == (1, 0)
-        events = [row.event for row in guard._store.audit_of("default", "r")]
-        assert events == ["run.open", "claim", "succeed", "run.complete"]
-        assert not Audit(lambda: connect(postgres.url), "default").verify().findings
-
-
 def test_what_the_driver_forgets_is_prepared_again(postgres: Postgres) -> None:
     """Who looked at the books, or had an error, leaves a connection without prepared statements: calls go on."""
     with Guard(postgres.url, budgets={"user:*": "20 USD/day"}) as guard:
@@ -283,39 +234,6 @@ def test_what_the_driver_forgets_is_prepared_again(postgres: Postgres) -> None:
             guard.budgets.list()
             assert pay(2) == 2
         assert len(guard._store._pool._idle) == 1, "another connection than the one that looked"
-
-
-def test_a_server_that_was_restarted_is_no_error(postgres: Postgres) -> None:
-    """Its old connections are gone: the next call finds that out, and goes on with others."""
-    ran: list[int] = []
-    with Guard(postgres.url) as guard:
-        act = guard.tool("act", effect="write")(lambda n: ran.append(n))
-        with guard.run(id="r"):
-            act(1)
-            postgres.run(
-                "select pg_terminate_backend(pid) from pg_stat_activity "
-                f"where application_name like '{postgres.schema}%' and pid <> pg_backend_pid()"
-            )
-            act(2)
-        assert [run.status for run in guard.runs.list()] == ["completed"]
-    assert ran == [1, 2]
-
-
-def test_a_row_that_is_committed_late_is_waited_for(postgres: Postgres) -> None:
-    """Who asks for the newest number waits until nobody is on the way with an earlier one."""
-    store, found = postgres.store(), list[int]()
-    saved(store, opening())
-    other = PostgresStore(postgres.url)._connect()
-    with other.transaction():
-        name = schema.functions()[0]
-        other.execute(f"select {name}($1::jsonb, true)", (requests.told([claiming()]),))
-        looking = threading.Thread(target=lambda: found.append(store.newest_audit()))
-        looking.start()
-        looking.join(0.2)
-        assert found == []
-    looking.join(60)
-    assert found == [2]
-    other.close()
 
 
 @pytest.mark.parametrize("where", ["r", "r/1", "r/1/1"])

@@ -18,21 +18,9 @@ from pymysql.constants import CLIENT, CR, ER
 
 from sagaspan._checks import masked
 from sagaspan.exceptions import ConfigurationError
+from sagaspan.stores import _fate as fate
 from sagaspan.stores._dialects import MARIADB_COLLATION
-from sagaspan.stores._fate import (
-    FORBIDDEN,
-    FULL,
-    GONE,
-    LOCKED,
-    READ_ONLY,
-    UNUSABLE,
-    WAIT_SECONDS,
-    Again,
-    Fate,
-    Lost,
-    Refused,
-    said,
-)
+from sagaspan.stores._fate import WAIT_SECONDS, Fate, said
 from sagaspan.stores._mariadb_changes import literal
 
 if TYPE_CHECKING:
@@ -49,12 +37,12 @@ _UNFIT: Final = (ER.DATA_TOO_LONG, ER.WARN_DATA_OUT_OF_RANGE, ER.TRUNCATED_WRONG
                  ER.NET_PACKET_TOO_LARGE, 1118, 1690, 3819, 4025)  # fmt: skip
 """A value that no column holds: too long, too large, or refused by a check."""
 _WHY: Final[tuple[tuple[tuple[int, ...], str], ...]] = (
-    ((ER.LOCK_WAIT_TIMEOUT,), LOCKED),
-    ((ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR), GONE),
+    ((ER.LOCK_WAIT_TIMEOUT,), fate.LOCKED),
+    ((ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR), fate.GONE),
     ((ER.TABLEACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR,
-      ER.SPECIFIC_ACCESS_DENIED_ERROR), FORBIDDEN),
-    ((ER.DISK_FULL, ER.RECORD_FILE_FULL), FULL),
-    ((ER.OPTION_PREVENTS_STATEMENT, 1792, 1836), READ_ONLY),
+      ER.SPECIFIC_ACCESS_DENIED_ERROR), fate.FORBIDDEN),
+    ((ER.DISK_FULL, ER.RECORD_FILE_FULL), fate.FULL),
+    ((ER.OPTION_PREVENTS_STATEMENT, 1792, 1836), fate.READ_ONLY),
 )  # fmt: skip
 _GONE: Final = (0, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, CR.CR_SERVER_LOST_EXTENDED, ER.SERVER_SHUTDOWN,
                 ER.QUERY_INTERRUPTED, 1152, 1158, 1159, 1160, 1161, 1927, 1969, 3024, 3169, 4031)  # fmt: skip
@@ -298,8 +286,8 @@ def works(connection: Connection[Any]) -> bool:
 def fate_of(connection: Connection[Any], error: MySQLError) -> Fate:
     """See ``Driver``."""
     if is_lost(connection, error):
-        return Lost(error)
-    return Again(error) if error.args[0] in AGAIN else Refused(error)
+        return fate.Lost(error)
+    return fate.Again(error) if error.args[0] in AGAIN else fate.Refused(error)
 
 
 def is_unfit(error: Exception) -> bool:
@@ -321,5 +309,5 @@ def error_of(number: int, text: str) -> MySQLError:
 def explained(where: str, error: Exception) -> str:
     """See ``Driver``."""
     number = error.args[0] if error.args else 0
-    why = next((why for numbers, why in _WHY if number in numbers), UNUSABLE)
+    why = next((why for numbers, why in _WHY if number in numbers), fate.UNUSABLE)
     return why.format(where=where, said=said(error))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pymysql import MySQLError
 from pymysql.constants import ER
 
-from sagaspan.exceptions import SchemaOutdated, StoreUnavailable
+from sagaspan.exceptions import StoreUnavailable
 from sagaspan.stores._dialects import MARIADB_COLLATION
 from sagaspan.stores._mariadb_connection import collation_of
-from sagaspan.stores._migrate import Migration, check, migrations
+from sagaspan.stores._migrate import Migration, check, migrations, refuse_others
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -34,7 +34,6 @@ _DONE_ALREADY: Final = (
     ER.DUP_ENTRY,
 )
 _LOCK_SECONDS: Final = 60
-_REMEDY: Final = "somebody who may change it runs: sagaspan migrate --store URL"
 
 
 def rows(connection: Connection[Any], query: str) -> list[Any]:
@@ -56,26 +55,9 @@ def applied(connection: Connection[Any], where: str) -> set[int]:
     return {int(number) for number, finished in found if finished or number not in known}
 
 
-def nothing_at(where: str) -> SchemaOutdated:
-    """The error for a server on which there is no such ledger."""
-    return SchemaOutdated(
-        f"there is no ledger at {where}; if there should be one, this is another server or database than before "
-        f"(fail-over?), and nothing was started. To make a new one, {_REMEDY}"
-    )
-
-
 def refuse_other_schemas(connection: Connection[Any], where: str) -> None:
     """Raise ``SchemaOutdated`` unless the schema is that of this version; nothing is changed."""
-    found = applied(connection, where)
-    known = {migration.number for migration in migrations("mariadb")}
-    if not found:
-        raise nothing_at(where)
-    if found != known:
-        check(found, known, where, apply=True)  # a newer one
-        raise SchemaOutdated(
-            f"the ledger {where} has schema {max(found)}, this sagaspan needs {max(known)}; nothing was changed, "
-            f"{_REMEDY}"
-        )
+    refuse_others(applied(connection, where), "mariadb", where, "database")
 
 
 def migrate(connection: Connection[Any], where: str) -> list[str]:

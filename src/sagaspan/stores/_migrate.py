@@ -6,7 +6,7 @@ import re
 import sqlite3
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sagaspan.exceptions import SchemaOutdated, StoreUnavailable
 from sagaspan.stores._dialects import to_mariadb, to_postgres
@@ -118,4 +118,29 @@ def check(applied: set[int], known: set[int], where: str, *, apply: bool) -> Non
     if not apply:
         raise SchemaOutdated(
             f"the ledger {where} has schema {version}, this sagaspan needs {newest}; open it once with migrate='auto'"
+        )
+
+
+REMEDY: Final = "somebody who may change it runs: sagaspan migrate --store URL"
+"""Many programs share a server: nobody migrates it by the way."""
+
+
+def nothing_at(where: str, place: str) -> SchemaOutdated:
+    """The error for a server on which there is no such ledger; ``place``: what holds one there."""
+    return SchemaOutdated(
+        f"there is no ledger at {where}; if there should be one, this is another server or {place} than before "
+        f"(fail-over?), and nothing was started. To make a new one, {REMEDY}"
+    )
+
+
+def refuse_others(applied: set[int], dialect: str, where: str, place: str) -> None:
+    """Raise ``SchemaOutdated`` unless the migrations of a server's ledger are those of this version."""
+    known = {migration.number for migration in migrations(dialect)}
+    if not applied:
+        raise nothing_at(where, place)
+    if applied != known:
+        check(applied, known, where, apply=True)  # a newer one
+        raise SchemaOutdated(
+            f"the ledger {where} has schema {max(applied)}, this sagaspan needs {max(known)}; nothing was changed, "
+            f"{REMEDY}"
         )

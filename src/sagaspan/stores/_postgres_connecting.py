@@ -14,20 +14,8 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from sagaspan._checks import masked
 from sagaspan.exceptions import ConfigurationError, StoreUnavailable
-from sagaspan.stores._fate import (
-    FORBIDDEN,
-    FULL,
-    GONE,
-    LOCKED,
-    READ_ONLY,
-    UNUSABLE,
-    WAIT_SECONDS,
-    Again,
-    Fate,
-    Lost,
-    Refused,
-    said,
-)
+from sagaspan.stores import _fate as fate
+from sagaspan.stores._fate import WAIT_SECONDS, Fate, said
 
 try:
     import psycopg
@@ -45,12 +33,12 @@ _OTHER_VERSION: Final = (
     "nothing was started, see: sagaspan migrate --check"
 )
 _WHY: Final[tuple[tuple[Any, str], ...]] = (
-    (errors.LockNotAvailable, LOCKED),
+    (errors.LockNotAvailable, fate.LOCKED),
     (errors.UndefinedFunction, _OTHER_VERSION),  # ``migrate`` takes those of versions that do not know the tables
-    ((errors.UndefinedTable, errors.InvalidSchemaName), GONE),
-    (errors.InsufficientPrivilege, FORBIDDEN),
-    (errors.DiskFull, FULL),
-    (errors.ReadOnlySqlTransaction, READ_ONLY),
+    ((errors.UndefinedTable, errors.InvalidSchemaName), fate.GONE),
+    (errors.InsufficientPrivilege, fate.FORBIDDEN),
+    (errors.DiskFull, fate.FULL),
+    (errors.ReadOnlySqlTransaction, fate.READ_ONLY),
 )
 MOST_SLICES: Final = 256
 """Into more no budget is cut: who needs the sum adds them up."""
@@ -167,8 +155,8 @@ def works(connection: psycopg.Connection[Any]) -> bool:
 def fate_of(connection: psycopg.Connection[Any], error: psycopg.Error) -> Fate:
     """See ``Driver``."""
     if connection.closed or connection.info.transaction_status == pq.TransactionStatus.UNKNOWN:
-        return Lost(error)
-    return Again(error) if isinstance(error, _ROLLED_BACK) else Refused(error)
+        return fate.Lost(error)
+    return fate.Again(error) if isinstance(error, _ROLLED_BACK) else fate.Refused(error)
 
 
 def is_unfit(error: Exception) -> bool:
@@ -203,5 +191,5 @@ def parsed(url: str) -> Target:
 
 def explained(where: str, error: Exception) -> str:
     """See ``Driver``."""
-    why = next((why for kinds, why in _WHY if isinstance(error, kinds)), UNUSABLE)
+    why = next((why for kinds, why in _WHY if isinstance(error, kinds)), fate.UNUSABLE)
     return why.format(where=where, said=said(error))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sagaspan.exceptions import SchemaOutdated, StoreUnavailable
 from sagaspan.stores import _columns as columns
-from sagaspan.stores._migrate import check, migrations
+from sagaspan.stores._migrate import REMEDY, check, migrations, refuse_others
 from sagaspan.stores._reading import names
 
 if TYPE_CHECKING:
@@ -126,23 +126,10 @@ def applied(connection: psycopg.Connection[Any], where: str) -> set[int]:
 
 def refuse_other_schemas(connection: psycopg.Connection[Any], where: str) -> None:
     """Raise ``SchemaOutdated`` unless the schema is that of this version; nothing is changed."""
-    found = applied(connection, where)
-    known = {migration.number for migration in migrations("postgres")}
-    remedy = "somebody who may change it runs: sagaspan migrate --store URL"
-    if not found:
-        raise SchemaOutdated(
-            f"there is no ledger at {where}; if there should be one, this is another server or schema than before "
-            f"(fail-over?), and nothing was started. To make a new one, {remedy}"
-        )
-    if found != known:
-        check(found, known, where, apply=True)  # a newer one
-        raise SchemaOutdated(
-            f"the ledger {where} has schema {max(found)}, this sagaspan needs {max(known)}; nothing was changed, "
-            f"{remedy}"
-        )
+    refuse_others(applied(connection, where), "postgres", where, "schema")
     if not _has_function(connection):
         raise SchemaOutdated(
-            f"the ledger {where} has the tables of this sagaspan, but was not prepared for this version; {remedy} "
+            f"the ledger {where} has the tables of this sagaspan, but was not prepared for this version; {REMEDY} "
             "(programs that use it may go on meanwhile)"
         )
 

@@ -14,6 +14,7 @@ from sagaspan.ledger.records import AuditRow, LeaseRecord
 from sagaspan.ledger.store import Change, Commit
 from sagaspan.stores import _columns as columns
 from sagaspan.stores._forgetting import Runs
+from sagaspan.stores._migrate import nothing_at
 from sagaspan.stores._reading import names
 from sagaspan.stores._server import ServerStore, commit_of, spends_in
 
@@ -128,7 +129,7 @@ class MariadbStore(ServerStore["Connection[Any]", Script]):
         except MySQLError as error:
             if error.args and error.args[0] == ER.BAD_DB_ERROR:
                 if not create:
-                    raise schema.nothing_at(self._where) from error
+                    raise nothing_at(self._where, "database") from error
                 return self._made()
             raise self._unavailable(error) from error
         if wrong := driver.wrong_with(facts, must_sync=self._must_sync):
