@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import Link, SpanContext
 
+    _Frame = tuple[Resource, InstrumentationScope | None, str, str]
+    """A resource and a scope, and the JSON before and after a span of theirs."""
+
 MAX_VALUE_LENGTH: Final = 4096  # characters; one runaway value must not make a line that nobody can read
 MAX_DEPTH: Final = 8
 _CACHE_SIZE: Final = 1024
 _FLAG_HAS_REMOTE: Final = 0x100
 _FLAG_IS_REMOTE: Final = 0x200
+_UNSET: Final = StatusCode.UNSET
 _NULL: Final = "{}"  # OTLP's AnyValue with nothing set
 _NONE: Final = "[]"  # no attributes
 
@@ -35,19 +39,21 @@ _quote: Callable[[str], str] = json.encoder.encode_basestring
 
 
 class SpanEncoder:
-    """Turns spans into lines. Keeps the JSON of resources, scopes and attribute keys, each cache bounded."""
+    """Turns spans into lines. Keeps the JSON of attribute keys, and of what is around a span; each cache is bounded."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}
-        self._scopes: dict[int, tuple[InstrumentationScope, str, str]] = {}
-        self._resource: tuple[Resource, str] | None = None
+        self._frames: dict[int, _Frame] = {}
 
     def encode(self, span: ReadableSpan) -> bytes:
         """The span as one ``ExportTraceServiceRequest`` in JSON, newline included."""
-        opening, closing = self._scope(span.instrumentation_scope)
-        line = f"{self._resource_prefix(span.resource)}{opening}{self._span(span)}{closing}\n"
+        resource, scope = span.resource, span.instrumentation_scope
+        frame = self._frames.get(id(scope))
+        if frame is None or frame[0] is not resource:
+            frame = self._frame(resource, scope)
+        _, _, opening, closing = frame
         # A lone surrogate has no UTF-8; "?" is a smaller loss than the span.
-        return line.encode("utf-8", "replace")
+        return f"{opening}{self._span(span)}{closing}".encode("utf-8", "replace")
 
     def _span(self, span: ReadableSpan) -> str:
         context, parent, status = span.context, span.parent, span.status
@@ -74,7 +80,8 @@ class SpanEncoder:
             parts.append(f'"droppedEventsCount":{dropped}')
         if dropped := span.dropped_links:
             parts.append(f'"droppedLinksCount":{dropped}')
-        parts.append(f'"status":{_status(status.status_code, status.description)}}}')
+        code = status.status_code
+        parts.append('"status":{}}' if code is _UNSET else f'"status":{_status(code, status.description)}}}')
         return ",".join(parts)
 
     def _event(self, event: Event) -> str:
@@ -109,33 +116,26 @@ class SpanEncoder:
         prefix = self._keys[key] = f'{{"key":{_quote(str(key))},"value":'
         return prefix
 
-    def _resource_prefix(self, resource: Resource) -> str:
-        cached = self._resource
-        if cached is not None and cached[0] is resource:
-            return cached[1]
+    def _frame(self, resource: Resource, scope: InstrumentationScope | None) -> _Frame:
+        if len(self._frames) >= _CACHE_SIZE:
+            self._frames.clear()
+        opening, closing = ('{"scope":{},"spans":[', "]}") if scope is None else self._scope_text(scope)
+        # The scope is kept with its text: an id is only unique while its object lives.
+        frame = resource, scope, f"{self._resource_text(resource)}{opening}", f"{closing}]}}]}}\n"
+        self._frames[id(scope)] = frame
+        return frame
+
+    def _resource_text(self, resource: Resource) -> str:
         attributes = self._attributes(resource.attributes)
         url = f'"schemaUrl":{_quote(resource.schema_url)},' if resource.schema_url else ""
-        text = f'{{"resourceSpans":[{{"resource":{{"attributes":{attributes}}},{url}"scopeSpans":['
-        self._resource = (resource, text)
-        return text
-
-    def _scope(self, scope: InstrumentationScope | None) -> tuple[str, str]:
-        if scope is None:
-            return '{"scope":{},"spans":[', "]}]}]}"
-        cached = self._scopes.get(id(scope))
-        if cached is None:
-            if len(self._scopes) >= _CACHE_SIZE:
-                self._scopes.clear()
-            # The scope is kept with its text: an id is only unique while its object lives.
-            cached = self._scopes[id(scope)] = (scope, *self._scope_text(scope))
-        return cached[1], cached[2]
+        return f'{{"resourceSpans":[{{"resource":{{"attributes":{attributes}}},{url}"scopeSpans":['
 
     def _scope_text(self, scope: InstrumentationScope) -> tuple[str, str]:
         version = f',"version":{_quote(scope.version)}' if scope.version else ""
         attributes = f',"attributes":{self._attributes(scope.attributes)}' if scope.attributes else ""
         url = f',"schemaUrl":{_quote(scope.schema_url)}' if scope.schema_url else ""
         opening = f'{{"scope":{{"name":{_quote(scope.name)}{version}{attributes}}},"spans":['
-        return opening, f"]{url}}}]}}]}}"
+        return opening, f"]{url}}}"
 
 
 def _snapshot(attributes: Mapping[str, object] | None) -> Mapping[str, object]:
@@ -160,8 +160,6 @@ def _flags(context: SpanContext, origin: SpanContext | None) -> int:
 
 
 def _status(code: StatusCode, description: str | None) -> str:
-    if code is StatusCode.UNSET:
-        return "{}"
     message = f',"message":{_quote(description[:MAX_VALUE_LENGTH])}' if description else ""
     return f'{{"code":{code.value}{message}}}'
 
