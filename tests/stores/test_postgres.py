@@ -291,6 +291,15 @@ def test_a_name_that_no_index_holds_is_an_error_of_its_record(postgres: Postgres
     saved(store, claiming())
 
 
+def test_half_a_character_is_an_error_of_one_record(postgres: Postgres) -> None:
+    """Whoever goes with it is saved, and nobody has to look it up."""
+    store = postgres.store()
+    with pytest.raises(StoreError, match="cannot hold a value") as caught:
+        store.commit([opening(input="\ud800")], synced=True)
+    assert not isinstance(caught.value, StoreUnavailable)
+    saved(store, opening())
+
+
 def test_arguments_and_results_come_back_with_every_character(postgres: Postgres) -> None:
     """Those that no text of the server holds, too."""
     with Guard(postgres.url) as guard:

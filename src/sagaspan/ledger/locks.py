@@ -10,6 +10,7 @@ each other (wait-die).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -53,14 +54,22 @@ class Holder:
 def in_order(call: Call) -> Call:
     """``call`` with the locks it asks for sorted, each once; raises ``ConfigurationError`` for what is no name."""
     names: tuple[Any, ...] = tuple(call.declared.locks)  # a layer of somebody else's may have put anything there
-    bad = [name for name in names if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or "\n" in name]
+    bad = [name for name in names if not _is_name(name)]
     if bad or len(names) > MAX_LOCKS:
         asked = f"the lock {bad[0]!r}" if bad else f"{len(names)} locks"
         raise ConfigurationError(
             f"tool {call.tool.name!r} did not run: it asks for {asked}; "
-            f"a call can take {MAX_LOCKS} locks, each named by 1 to {MAX_NAME} characters in one line"
+            f"a call can take {MAX_LOCKS} locks, each named by 1 to {MAX_NAME} whole characters in one line, none a NUL"
         )
     return call.declare(locks=tuple(sorted(set(names))))
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or "\n" in name or "\0" in name:
+        return False
+    with contextlib.suppress(UnicodeEncodeError):
+        return bool(name.encode())
+    return False
 
 
 def holder_of(store: Store, call: Call) -> Holder:

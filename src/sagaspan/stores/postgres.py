@@ -70,7 +70,10 @@ class PostgresStore(ServerStore["psycopg.Connection[Any]", str]):
     # -- writing -------------------------------------------------------------------------------------------
 
     def _told(self, ordered: Sequence[Change]) -> str:
-        return requests.told(ordered, slices=self._target.slices)
+        request = requests.told(ordered, slices=self._target.slices)
+        if not request.isascii():
+            request.encode()  # half a character is an error of this record, and of none that goes with it
+        return request
 
     def _send(self, told: str, changes: Sequence[Change], ordered: Sequence[Change], *, synced: bool) -> Commit:
         synced = (synced or self._always_sync or self._unflushed.is_full) and not self._never_sync
