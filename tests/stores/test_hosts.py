@@ -37,8 +37,15 @@ def pay(n):
     sys.stdin.readline()
     return n
 
+@guard.tool("look", effect="read")
+def look():
+    print("looked", flush=True)
+    sys.stdin.readline()
+
 try:
-    with guard.run(id="r", on_interrupt="compensate"):
+    with guard.run(id="r", on_interrupt="compensate", wait=30):
+        if sys.argv[3] == "look":
+            look()
         pay(1)
         pay(2)
 except Exception as error:
@@ -90,11 +97,11 @@ def server(request: pytest.FixtureRequest, hosts: tuple[str, str]) -> Iterator[S
         yield server
 
 
-def _start(url: str, host: str, number: int) -> subprocess.Popen[str]:
+def _start(url: str, host: str, number: int, first: str = "pay") -> subprocess.Popen[str]:
     parts = urlsplit(url)
     there = url.replace(str(parts.hostname), _address(host, 1))
     return subprocess.Popen(
-        ["ip", "netns", "exec", host, sys.executable, "-c", _WORKER, there, f"boot-{number}"],
+        ["ip", "netns", "exec", host, sys.executable, "-c", _WORKER, there, f"boot-{number}", first],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
         env={**os.environ, "SAGASPAN_LEASE_SECONDS": "1.5"},
     )  # fmt: skip
@@ -132,6 +139,35 @@ def test_a_host_that_was_stopped_past_its_lease_is_fenced(server: Server, hosts:
             first.send_signal(signal.SIGCONT)
             first.communicate("\n")
             assert _call(guard).state == "done"  # what it returned is evidence, and the second call of it never ran
+    finally:
+        for process in (first, second):
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+def test_a_host_that_was_stopped_starts_nothing_beside_the_one_that_goes_on(
+    server: Server, hosts: tuple[str, str]
+) -> None:
+    """Its run is under way again elsewhere when it wakes up: what it does next is of an epoch that is over."""
+    url = ledgers_of(server.url).take()
+    first = _start(url, hosts[0], 0, "look")
+    second = None
+    try:
+        assert _says(first) == "looked"
+        first.send_signal(signal.SIGSTOP)
+        second = _start(url, hosts[1], 1, "look")
+        assert _says(second) == "looked"
+        first.send_signal(signal.SIGCONT)
+        out, _ = first.communicate("\n\n\n")
+        assert out.startswith("ended ")
+        assert second.communicate("\n\n\n")[0] == "ran 1\nran 2\n"
+        with Guard(url) as guard:
+            run = guard.runs.get("r")
+            assert run is not None
+            assert (run.status, [(call.tool, call.state) for call in run.calls]) == (
+                "completed", [("look", "done"), ("pay", "done"), ("pay", "done")],
+            )  # fmt: skip
     finally:
         for process in (first, second):
             if process is not None:

@@ -52,7 +52,7 @@ RULES: Final[tuple[Rule, ...]] = (
         rule="A record is claimed on disk before the tool's body starts.",
         file=_CLAIMING,
         old="        return self._store.commit(changes, synced=True)\n\n    def _release",
-        new="        return True\n\n    def _release",
+        new="        from sagaspan.ledger.store import SAVED\n\n        return SAVED\n\n    def _release",
         tests=(_CRASHES + "test_killed_in_the_body",),
     ),
     Rule(
