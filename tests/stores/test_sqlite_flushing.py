@@ -24,6 +24,7 @@ from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger.records import LeaseRecord
 from sagaspan.ledger.store import CallChange
 from sagaspan.ledger.transitions import open_call
+from sagaspan.stores._sleeping import Sleeper
 from sagaspan.stores._sqlite_flushing import LONG, Flushing
 from sagaspan.stores.sqlite import SqliteStore
 from tests.proofs.wal_file import read
@@ -148,6 +149,28 @@ def test_who_is_on_disk_goes_on_while_the_next_flush_is_under_way(
     flushing.flush(second)
     waiting.join(20)
     assert went_on == [True]
+    flushing.close()
+
+
+def test_two_flushes_that_end_at_once_wake_whom_they_find(tmp_path: Path) -> None:
+    """The one that finds nobody any more has flushed all the same."""
+    (tmp_path / "ledger.db-wal").touch()
+    flushing = Flushing(tmp_path / "ledger.db")
+    flushing.open()
+    woken: list[str] = []
+
+    class WokenBetween(Sleeper):
+        def wake(self) -> None:
+            woken.append("first")
+            flushing.flush(flushing.written())
+
+    class Woken(Sleeper):
+        def wake(self) -> None:
+            woken.append("second")
+
+    flushing._asleep.extend([WokenBetween(), Woken()])
+    flushing.flush(flushing.written())
+    assert woken == ["first", "second"]
     flushing.close()
 
 

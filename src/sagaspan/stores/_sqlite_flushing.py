@@ -151,8 +151,9 @@ class Flushing:
         self._flushed = written
 
     def _wake(self) -> None:
-        for _ in range(len(self._asleep)):
-            self._asleep.popleft().wake()
+        with contextlib.suppress(IndexError):  # another flush is over as well, and wakes them
+            for _ in range(len(self._asleep)):
+                self._asleep.popleft().wake()
 
     def _failed(self, error: Exception) -> StoreUnavailable:
         why = getattr(error, "strerror", None) or error
