@@ -169,6 +169,29 @@ def test_a_schema_that_was_given_to_a_role_is_enough(postgres: Postgres) -> None
         postgres.run(f"drop schema {name} cascade", f"drop role {name}")
 
 
+def test_a_role_that_may_only_read_and_write_rows_is_enough_for_work(postgres: Postgres) -> None:
+    """As the docs of deployment say: claims, locks, budgets and their slices, undoing."""
+    ledger, role = postgres.schema, f"{postgres.schema}_w"
+    postgres.run(
+        f"create role {role} login",
+        f"grant usage on schema {ledger} to {role}",
+        f"grant select, insert, update, delete on all tables in schema {ledger} to {role}",
+        f"grant usage, select on all sequences in schema {ledger} to {role}",
+    )
+    url = f"{re.sub('//[^@]*@', f'//{role}@', postgres.url)}&slices=4"
+    try:
+        with Guard(url, budgets={"user:*": "20 USD/day"}) as guard:
+            pay = guard.tool("pay", cost="1 USD", rate="9/minute", lock="'l'", compensate=lambda n: None)(pay_of)
+            with pytest.raises(KeyError), guard.run(id="r", user="ada"):
+                pay(1)
+                raise KeyError("stop")
+            assert guard.runs.get("r").status == "compensated"
+            assert guard.usage(user="ada").spent == 1
+            assert connect(url).migrate() == []
+    finally:
+        postgres.run(f"drop owned by {role}", f"drop role {role}")
+
+
 def test_who_may_make_no_schema_is_told_the_statement_that_gives_one(postgres: Postgres) -> None:
     """In one sentence, with the role's own name in it."""
     name = f"{postgres.schema}_g"
