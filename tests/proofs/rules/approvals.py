@@ -63,8 +63,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(d) 6",
         rule="Who is asked is told what would be undone: what is done, and nothing that did not happen.",
         file="src/sagaspan/stores/_reading.py",
-        old=" and phase = 'forward' and state = 'done' and compensate <> ''",
-        new=" and phase = 'forward' and compensate <> ''",
+        old="from made where state = 'done' and compensate <> ''",
+        new="from made where compensate <> ''",
         tests=(_SO_FAR + "test_what_would_be_undone_is_named_newest_first_and_the_rest_is_counted",),
     ),
     Rule(
