@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks import table_page
 from tests.benchmarks.table_page import Row
 
@@ -26,6 +28,18 @@ def test_a_row_says_whether_its_target_holds_and_why_not(monkeypatch) -> None:
     assert "| gone | <= 1x | not measured: its benchmark failed | | |" in text
     assert "elsewhere" not in text
     assert "- slow: the disk." in text
+
+
+@pytest.mark.parametrize(
+    ("row", "met", "missed"),
+    [
+        (Row("a call", lambda _: 0.0, "x", most=1.5), 1.5, 1.51),
+        (Row("calls", lambda _: 0.0, "", least=5000), 5000, 4999),
+    ],
+)
+def test_a_target_is_met_up_to_its_figure(row: Row, met: float, missed: float) -> None:
+    """And no further, either way."""
+    assert (row.holds(met), row.holds(missed)) == (True, False)
 
 
 def test_the_page_takes_a_new_table_in_the_place_of_the_old_one(tmp_path: Path) -> None:
