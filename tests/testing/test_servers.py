@@ -7,7 +7,7 @@ import threading
 import time
 
 from sagaspan import Guard, ToolTimeout
-from sagaspan.ledger import attempts
+from sagaspan.ledger import attempts, leases
 from sagaspan.ledger.store import Store
 from sagaspan.testing._servers import ServerLedgers
 
@@ -64,3 +64,20 @@ def test_a_ledger_is_not_used_again_while_a_late_result_may_come(guard: Guard) -
         time.sleep(0.005)
     ledgers.give_back(after)
     assert ledgers.take() == after
+
+
+class _Used(_Ledgers):
+    """Each is in use when it is given back."""
+
+    def _is_in_use(self, url: str) -> bool:
+        return True
+
+
+def test_a_guard_that_nobody_closed_keeps_no_connection(store_url: str) -> None:
+    """A call outside a run is answered for until the process ends, and so is every ledger: those of tests are let go."""
+    guard = Guard(store_url)
+    guard.tool("look")(lambda: None)()
+    opened = guard._engine.store
+    assert leases.stores_at(store_url) == [opened]
+    _Used("none").give_back(store_url)
+    assert not leases._keeper.watches(next(lease for lease in leases._all if lease.store is opened))

@@ -100,9 +100,10 @@ class Lease:
         """Nothing is open: let the next claim renew first."""
         self._fresh_until = 0.0
 
-    def is_on(self, store: Store) -> bool:
-        """Whether this is the lease on ``store``."""
-        return self._store is store
+    @property
+    def store(self) -> Store:
+        """The ledger it is on, as this process has opened it."""
+        return self._store
 
     def release(self) -> None:
         """Answer for nothing more; when this returns, the store is not used from here again."""
@@ -211,8 +212,13 @@ def _watch(lease: Lease) -> None:
 def release_all_on(store: Store) -> None:
     """Answer for nothing more on ``store``: its files may go."""
     for lease in list(_all):
-        if lease.is_on(store):
+        if lease.store is store:
             lease.release()
+
+
+def stores_at(url: str) -> list[Store]:
+    """With what this process has opened the ledger of ``url`` and answers for it."""
+    return [lease.store for lease in list(_all) if lease.store.url == url]
 
 
 def lapse_all() -> None:
