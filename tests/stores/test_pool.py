@@ -74,12 +74,6 @@ def test_one_that_was_idle_for_long_is_tried_before_it_is_lent(
     monkeypatch.setattr(pools, "IDLE_SECONDS", 0.0)
     store = server.store()
     assert store.put_fact("n", "before", "1", expected=None)
-    if isinstance(server, Mariadb):
-        server.cut()
-    else:
-        server.run(
-            "select pg_terminate_backend(pid) from pg_stat_activity "
-            f"where application_name like '{server.schema}%' and pid <> pg_backend_pid()"
-        )
+    server.cut()
     assert store.put_fact("n", "after", "1", expected=None)
     assert store.facts("n") == {"before": "1", "after": "1"}
