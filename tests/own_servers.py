@@ -197,7 +197,12 @@ def mariadb_server(*, hosts: Sequence[str] = ()) -> Iterator[MariadbServer]:
             shutil.chown(folder, "mysql", "mysql")
             shutil.chown(init, "mysql", "mysql")
         port = free_port()
-        settings = [f"--datadir={folder}/data", "--innodb-flush-method=nosync", "--innodb-log-file-size=32M"]
+        settings = [
+            f"--datadir={folder}/data",
+            f"--tmpdir={folder}",
+            "--innodb-flush-method=nosync",
+            "--innodb-log-file-size=32M",
+        ]
         subprocess.run([*as_user, "mariadb-install-db", "--no-defaults", "--auth-root-authentication-method=normal",
                         "--skip-test-db", *settings], check=True, stdout=subprocess.DEVNULL, cwd=folder)  # fmt: skip
         command = [

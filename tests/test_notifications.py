@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -289,7 +290,10 @@ def test_what_is_never_taken_is_a_dead_letter(
         (dead,) = guard._engine.store.deliveries(dead=True)
         assert (dead.attempts, len(receiver.told)) == (attempts, attempts)
         code, out = cli("status", "--json")
-        assert (code, json.loads(out)[0]["next"]) == (4, f"sagaspan notifications retry {dead.id} --store {store_url}")
+        assert (code, json.loads(out)[0]["next"]) == (
+            4,
+            f"sagaspan notifications retry {dead.id} --store {shlex.quote(store_url)}",
+        )
         receiver.status = 204
         assert cli("notifications", "retry", dead.id)[0] == 0
         _send(guard)

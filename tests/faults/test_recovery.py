@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import signal
 import subprocess
 import time
@@ -659,7 +660,7 @@ def test_what_the_command_line_queues_a_watcher_undoes(worker: Worker, program: 
     for what in (["a"], ["b", "--call", flight]):
         queued = program("compensate", *what, "--yes", app=False)
         assert queued.returncode == 4, queued.stderr
-        assert f"next: sagaspan recover --store {store_url} --app MODULE:GUARD" in queued.stdout
+        assert f"next: sagaspan recover --store {shlex.quote(store_url)} --app MODULE:GUARD" in queued.stdout
     _wait_for(lambda: _status(store_url)["a"] == "compensated" and "undo-b-flight" in worker.effects)
     watching.send_signal(signal.SIGTERM)
     out, err = watching.communicate(timeout=20)

@@ -74,7 +74,7 @@ class _Used(_Ledgers):
 
 
 def test_a_guard_that_nobody_closed_keeps_no_connection(store_url: str) -> None:
-    """A call outside a run is answered for until the process ends, and so is every ledger: those of tests are let go."""
+    """A call outside a run, and so its ledger, is answered for until the process ends: those of tests are let go."""
     guard = Guard(store_url)
     guard.tool("look")(lambda: None)()
     opened = guard._engine.store
