@@ -31,6 +31,7 @@ from sagaspan import _metrics as ours
 from sagaspan.ledger import watching
 from sagaspan.stores import sqlite
 from sagaspan.testing import ledgers_on
+from sagaspan.testing._leaving import leave_all
 from sagaspan.testing._stores import empty_ledger
 from tests.nursery import Forked, Nursery
 from tests.outages import Outage, outage_of
@@ -125,13 +126,15 @@ def _scrubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def store_url(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+def store_url(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of this test's ledger, which has nothing in it yet."""
     if _ON != "sqlite":
-        return str(request.getfixturevalue(_ON).url)
+        yield str(request.getfixturevalue(_ON).url)
+        return
     file = tmp_path / "ledger.db"
     file.write_bytes(empty_ledger())
-    return f"sqlite:///{file}"
+    yield f"sqlite:///{file}"
+    leave_all(f"sqlite:///{file}")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -14,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import connection
 from typing import IO, Any
 
 # It has one thread and opens no ledger. What it forks goes on below `serve()`, and ends as an interpreter ends.
@@ -91,7 +91,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; raises ``subprocess.TimeoutExpired``."""
         if self.returncode is None:
-            if not select.select([self._report], [], [], timeout)[0]:
+            if not connection.wait([self._report], timeout):  # select() refuses a file number of 1024 or more
                 raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
             self.returncode = self._told()
             os.close(self._report)

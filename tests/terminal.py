@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import select
 import struct
 import subprocess
 import termios
+from multiprocessing import connection
 
 import pyte
 
@@ -41,7 +41,7 @@ class Terminal:
 
     def read(self, seconds: float) -> None:
         """Take what the program writes, if it writes within ``seconds``; ``written`` is all of it."""
-        if select.select([self._master], [], [], seconds)[0]:
+        if connection.wait([self._master], seconds):
             data = os.read(self._master, 65536)
             self.written += data.decode(errors="replace")
             self._stream.feed(data)

@@ -45,7 +45,8 @@ from sagaspan.ledger.records import CallRecord
 from sagaspan.ledger.records import Phase as CallPhase
 from sagaspan.ledger.resolution import IN_DOUBT, is_unsent
 from sagaspan.testing import Crash, assert_history, frozen_clock
-from sagaspan.testing._stores import leave, temporary_ledger
+from sagaspan.testing._leaving import leave
+from sagaspan.testing._stores import temporary_ledger
 from tests.proofs.model_kinds import (
     HOUR,
     RUNS,

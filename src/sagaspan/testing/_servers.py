@@ -6,8 +6,9 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 
-from sagaspan.ledger import attempts, leases
+from sagaspan.ledger import attempts
 from sagaspan.ledger.store import Store
+from sagaspan.testing._leaving import leave_all
 
 _PREFIX = "sagaspan_test_"
 
@@ -44,7 +45,7 @@ class ServerLedgers(ABC):
         """Nobody needs the ledger any more."""
         given_up = attempts.watched() - self._watched.pop(url, frozenset())
         if self._is_in_use(url):
-            _leave_all(url)
+            leave_all(url)
         elif not given_up:
             self.empty(url)
             self._free.append(self.name_of(url))
@@ -92,13 +93,6 @@ class ServerLedgers(ABC):
     @abstractmethod
     def _url_of(self, name: str) -> str:
         """The URL of a ledger for this one use: what a process holds is known by the URL, too."""
-
-
-def _leave_all(url: str) -> None:
-    """Let go what this process did not close: a server has only so many connections for a thousand tests."""
-    for store in leases.stores_at(url):
-        leases.release_all_on(store)
-        store.close()
 
 
 def new_use() -> str:

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from sagaspan.ledger.leases import release_all_on
 from sagaspan.ledger.store import Store
 from sagaspan.stores.sqlite import SqliteStore
+from sagaspan.testing._leaving import leave
 from sagaspan.testing._servers import ServerLedgers, ledgers_of
 
 _servers: Final[list[ServerLedgers]] = []
@@ -89,9 +89,3 @@ def temporary_store() -> Iterator[Store]:
             yield store
         finally:
             leave(store)
-
-
-def leave(store: Store) -> None:
-    """Let nobody in this process use ``store`` any more: its files may be gone after this."""
-    release_all_on(store)
-    store.close()

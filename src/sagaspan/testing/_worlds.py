@@ -24,8 +24,9 @@ from sagaspan._clock import boot_us
 from sagaspan._views import Calls, Runs
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.store import Store
+from sagaspan.testing._leaving import leave
 from sagaspan.testing._lives import Life, mortal
-from sagaspan.testing._stores import leave, temporary_folder, temporary_ledger
+from sagaspan.testing._stores import temporary_folder, temporary_ledger
 
 Job = Callable[["World"], Any]
 """What one process does: sets up its guard on ``world.store`` and lets the agent work; may be async."""
