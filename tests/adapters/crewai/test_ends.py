@@ -105,15 +105,15 @@ def interrupted_shop(world: list[object]) -> list[Any]:
         if room == "b":
             session = session_in_force.get()
             os.kill(os.getpid(), signal.SIGINT)
-            until(lambda: ctrl_c() is not None or (session is not None and session.stopped is not None))
+            until(lambda: ctrl_c() is not None or (session is not None and session.stopped is not None), seconds=3)
         return str(book.func(room))
 
     return [slow, cancel]
 
 
-def until(happened: Callable[[], bool]) -> None:
+def until(happened: Callable[[], bool], seconds: float = 20) -> None:
     """Wait for it; a test that waits in vain fails later."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + seconds
     while not happened() and time.monotonic() < end:
         time.sleep(0.001)
 
