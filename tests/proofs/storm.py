@@ -160,12 +160,13 @@ class Processes:
 
 def run_pass(
     arm: str, *, orders: int, workers: int, seed: int, limit: float, say: Callable[[str], None],
-    store: str | None = None, disturb: Callable[[float], None] = lambda _: None,
+    store: str | None = None, disturb: Callable[[float], float] = lambda _: 0.0,
 ) -> Pass:  # fmt: skip
     """One pass of the storm.
 
     ``limit``: seconds after which what is not over is lost; ``store``: the URL of an empty ledger, else a new file;
-    ``disturb`` is told again and again which share of the orders is over, and does something to the ledger's server.
+    ``disturb`` is told again and again which share of the orders is over, does something to the ledger's server, and
+    says which share of them is to wait.
     """
     names = [str(number) for number in range(orders)]
     declined = frozenset(name for name in names if int(name) % DECLINED_EVERY == 0)
@@ -176,6 +177,7 @@ def run_pass(
         folder = Path(name)
         queue = Queue(folder)
         queue.fill(names)
+        queue.hold(int(orders * disturb(0.0)))
         del queue  # not over a fork
         provider, port = storm_provider.start(seed, kind, declined)
         place = Place(folder=folder, port=port, kind=kind, store=store or f"sqlite:///{folder / 'ledger.db'}")
@@ -218,7 +220,7 @@ def _start(processes: Processes, place: Place, arm: str, workers: int) -> list[i
 
 def _storm(
     processes: Processes, place: Place, workers: int, seeded: random.Random, deadline: float,
-    say: Callable[[str], None], disturb: Callable[[float], None],
+    say: Callable[[str], None], disturb: Callable[[float], float],
 ) -> None:  # fmt: skip
     """Strike until nearly all orders are over; the last ones are left in peace, so that the storm has an end."""
     queue = Queue(place.folder)
@@ -233,7 +235,7 @@ def _storm(
         else:
             processes.wake()
             time.sleep(0.1)
-        disturb(1 - left / total)
+        queue.hold(int(total * disturb(1 - left / total)))
         if time.monotonic() - told > 5:
             told = time.monotonic()
             say(f"  {total - left} of {total} orders are over; {processes.killed} killed, {processes.stopped} stopped")

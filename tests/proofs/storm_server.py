@@ -19,7 +19,9 @@ AWAY_SECONDS: Final = 0.5
 """How long it is not there after a SIGKILL, beside the time it takes to start."""
 
 FIRST: Final = 0.7
-"""Over which share of the orders: the others are enough for the last restart to come before the storm is over."""
+"""Over which share of the orders."""
+WAITING: Final = 0.2
+"""Which share waits for the last restart: however quick the workers are, the storm is not over before."""
 
 KINDS: Final[Mapping[str, Callable[[], contextlib.AbstractContextManager[Server]]]] = {
     "postgres": lambda: postgres_server("wal_writer_delay=10s"),
@@ -43,20 +45,23 @@ class Restarts:
         """Where the ledgers are."""
         return self.server.url if self.server is not None else None
 
-    def __call__(self, share: float) -> None:
-        """Restart it, if such a share of the orders is over that the next restart is due."""
-        if self.server is None or not self.left or share < FIRST * (self.done + 0.5) / (self.done + self.left):
-            return
+    def __call__(self, share: float) -> float:
+        """Restart it, if such a share of the orders is over that the next restart is due; which share is to wait."""
+        if self.server is not None and self.left and share >= FIRST * (self.done + 0.5) / (self.done + self.left):
+            self._restart(self.server)
+        return WAITING if self.left else 0.0
+
+    def _restart(self, server: Server) -> None:
         how = next(self.hows)
         self.left -= 1
         self.done += 1
         started = time.monotonic()
         if how == "kill":
-            self.server.kill()
+            server.kill()
             time.sleep(AWAY_SECONDS)
-            self.server.start()
+            server.start()
         else:
-            self.server.restart(how)
+            server.restart(how)
         self.say(f"  the server was restarted ({how}), and away for {time.monotonic() - started:.1f} s")
 
 

@@ -68,6 +68,13 @@ class Queue:
         """More of them."""
         self._connection.executemany("insert into orders values (?, 0, 0, 0)", [(order,) for order in orders])
 
+    def hold(self, count: int) -> None:
+        """So many of those that nobody has had wait; the others may be taken."""
+        self._connection.execute(
+            "update orders set free_at = iif(id in (select id from orders where taken = 0 order by id limit ?), 9e9, 0)"
+            " where taken = 0", (count,),
+        )  # fmt: skip
+
     def take(self) -> str | None:
         """An order that nobody has, or had for too long; None if all are over or with somebody."""
         now = time.time()
