@@ -84,7 +84,7 @@ class Recorder:
         self._log = os.open(f"{path}-wal", os.O_RDONLY)
         self._yesterday = os.pread(self._log, HEADER, 0)[16:24]
         self._frames = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def note(self, *, is_durable: bool = False, **what: Any) -> None:
         """Something ended; ``is_durable``: and all that is written until now is on disk."""
@@ -95,13 +95,14 @@ class Recorder:
             self.events.append(Event(frames=frames, **what))
 
     def frames(self) -> int:
-        """How long the log is."""
-        header = os.pread(self._log, HEADER, 0)
-        page, salts = int.from_bytes(header[8:12]), header[16:24]
-        if salts != self._yesterday:
-            while os.pread(self._log, 8, HEADER + self._frames * (FRAME_HEADER + page) + 8) == salts:
-                self._frames += 1
-        return self._frames
+        """How long the log is; one at a time, for two that count at once would count a frame twice."""
+        with self._lock:
+            header = os.pread(self._log, HEADER, 0)
+            page, salts = int.from_bytes(header[8:12]), header[16:24]
+            if salts != self._yesterday:
+                while os.pread(self._log, 8, HEADER + self._frames * (FRAME_HEADER + page) + 8) == salts:
+                    self._frames += 1
+            return self._frames
 
 
 class RecordingStore:
