@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.benchmarks import bench_growth, ledgers
 from tests.benchmarks.ledgers import Ledgers
+from tests.ledger.test_so_far import Earlier
 
 from sagaspan import Guard
 from sagaspan.ledger.so_far import so_far
@@ -26,18 +27,6 @@ from sagaspan.stores import _reading, connect
 
 _STORED = 100_000
 _TIMES = 15
-
-
-class Reading:
-    """A store that cannot count: its calls are read, each with its content."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "tally_of":
-            raise AttributeError(name)
-        return getattr(self._store, name)
 
 
 def _took(act: Callable[[], object]) -> float:
@@ -57,7 +46,7 @@ def _cancel(number: int) -> None:
 def measure(url: str, sizes: list[int]) -> dict[int, tuple[float, ...]]:
     """Median milliseconds of an approved call in a run of so many, of counting, and of reading."""
     store: Any = connect(url, durability="off")  # type: ignore[arg-type] # nothing here waits for the disk
-    reading: Any = Reading(store)
+    reading: Any = Earlier(store)
     found = {}
     with Guard(store, approver="auto-approve") as guard:
         look = guard.tool("look", effect="write", cost="0.01 USD")(_booked)
