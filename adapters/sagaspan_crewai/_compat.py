@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -169,11 +170,24 @@ def read_by(
 ) -> Any:
     """``output``, whose pieces come by ``reads`` or ``areads`` from now on if it is a stream."""
     if isinstance(output, AsyncStreamSession | CrewStreamingOutput | StreamSession):
+        let_go(output)
         if output._sync_iterator is not None:  # noqa: SLF001 - it knows no other reader
             output._sync_iterator = reads(output._sync_iterator)  # noqa: SLF001
         if output._async_iterator is not None:  # noqa: SLF001
             output._async_iterator = areads(output._async_iterator)  # noqa: SLF001
     return output
+
+
+def let_go(stream: Any) -> None:
+    """The generator of ``stream`` holds the stream: nobody would close one that is dropped before all is done.
+
+    Or the garbage collector would, in the middle of anything, and wait there for a thread that may wait for this one.
+    """
+    for name, frame in (("_sync_iterator", "gi_frame"), ("_async_iterator", "ag_frame")):
+        generator = getattr(getattr(stream, name, None), frame, None)
+        holder = None if generator is None else generator.f_locals.get("output_holder")
+        if isinstance(holder, list) and stream in holder:
+            holder[:] = [weakref.proxy(stream)]
 
 
 def canonical(name: str) -> str:

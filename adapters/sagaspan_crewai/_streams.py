@@ -7,9 +7,12 @@ until all of it is done, or leave it to its thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any, Final
 
+from sagaspan.adapters import finalize
 from sagaspan_crewai import _compat
 from sagaspan_crewai._interrupts import AwaitedErrand, Errand, sent
 
@@ -33,8 +36,13 @@ def ended_by_closing(output: Any) -> Any:
     return _compat.read_by(output, _read, _aread)
 
 
+_begun: Final[set[Iterator[Any]]] = set()
+"""The collector closes all that lies in one cycle, in any order: what it must not begin with does not lie there."""
+
+
 def _read(pieces: Iterator[Any]) -> Iterator[Any]:
     errand = _Reading()
+    _begun.add(pieces)
     try:
         while True:
             with sent(errand):  # the first time, CrewAI's thread takes the context with it
@@ -44,9 +52,15 @@ def _read(pieces: Iterator[Any]) -> Iterator[Any]:
                     return
             yield piece
     except GeneratorExit:
-        errand.stop(asyncio.CancelledError(_CLOSED))
+        finalize(partial(_close, pieces, errand))
         raise
     finally:
+        _begun.discard(pieces)
+
+
+def _close(pieces: Iterator[Any], errand: Errand) -> None:
+    errand.stop(asyncio.CancelledError(_CLOSED))
+    with contextlib.suppress(ReferenceError):  # in the end CrewAI would tell a stream that nobody has
         pieces.close()  # type: ignore[attr-defined] # a generator
 
 
@@ -64,4 +78,5 @@ async def _aread(pieces: AsyncIterator[Any]) -> AsyncIterator[Any]:
         await errand.cancel(asyncio.CancelledError(_CLOSED))
         raise
     finally:
-        await pieces.aclose()  # type: ignore[attr-defined] # a generator
+        with contextlib.suppress(ReferenceError):
+            await pieces.aclose()  # type: ignore[attr-defined] # a generator

@@ -333,9 +333,11 @@ def _abatch(method: Callable[..., Any]) -> Callable[..., Any]:
     async def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         token = _items.set([])
         try:
-            return await method(self, *args, **kwargs)
+            made = await method(self, *args, **kwargs)
         finally:
             _items.reset(token)
+        _compat.let_go(made)  # a stream of its own; closing that cancels the tasks of its items
+        return made
 
     return guarded
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from sagaspan import _clock as clock
+from sagaspan import _reaper as reaper
 from sagaspan._threads import threads
 
 P = ParamSpec("P")
@@ -130,6 +131,7 @@ class AsyncioBackend:
         return finished.value
 
     async def shielded(self, step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Finished[T]:
+        reaper.refuse()
         loop = asyncio.get_running_loop()
         step_ended: _StepEnded[T] = _StepEnded(loop=loop)
         context = contextvars.copy_context()
@@ -182,6 +184,7 @@ ASYNCIO = AsyncioBackend()
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Drive a coroutine whose every wait goes through ``SyncBackend``; raises ``RuntimeError`` if it suspends."""
     try:
+        reaper.refuse()
         coroutine.send(None)
     except StopIteration as stop:
         value: T = stop.value

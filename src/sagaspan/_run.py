@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextvars import Token
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +21,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 from sagaspan import _completion as completion
 from sagaspan import _live as live
 from sagaspan import _owner as owner
+from sagaspan import _reaper as reaper
 from sagaspan import _run_spans as run_spans
 from sagaspan import _saga as saga
 from sagaspan import _spans as spans
@@ -115,6 +117,7 @@ class Run:
         self.in_flight: InFlight = InFlight(wanted.id, None if outer is None else outer.in_flight)
         self._span: Span = INVALID_SPAN
         self._tokens: list[tuple[Token[Run | None], Any]] = []
+        self._passed: tuple[Token[Run | None], Any] | None = None
 
     @classmethod
     def taken_over(cls, engine: Engine, record: RunRecord) -> Self:
@@ -196,6 +199,9 @@ class Run:
     ) -> None:
         self.deactivate()
         error = self._told_apart(error)
+        reaper.finalize(partial(self._leave_here, error))
+
+    def _leave_here(self, error: BaseException | None) -> None:
         self._leaving.tell(error, run_sync(self._leave(error, SYNC)))
 
     async def __aenter__(self) -> Self:
@@ -208,6 +214,9 @@ class Run:
     ) -> None:
         self.deactivate()
         error = self._told_apart(error)
+        if reaper.in_collection():  # nobody awaits the coroutine that is closed
+            reaper.leave(partial(self._leave_here, error))
+            return
         # An undo is not cancelled halfway: a second cancellation waits until it is over.
         finished = await ASYNCIO.to_the_end(self._leave(error, ASYNCIO))
         self._leaving.tell(error, finished.value)
@@ -216,7 +225,7 @@ class Run:
 
     def activate(self) -> None:
         """Make this the current run, and its span the current span, of the code that follows (for adapters)."""
-        context = None
+        self._passed = context = None
         if self._span.is_recording():
             context = otel_context.attach(set_span_in_context(self._span))
         self._tokens.append((current_run.set(self), context))
@@ -225,11 +234,24 @@ class Run:
         """Undo the latest ``activate``; in the same context as that one."""
         if not self._tokens:
             raise ConfigurationError(f"the run {self.id!r} is left but was not entered; write `with guard.run(...)`")
-        token, context = self._tokens.pop()
+        self._passed = self._tokens.pop()
+        # A generator may be closed late: a run that was entered after its own, and goes on, stays the current one.
+        while (run := current_run.get()) is not None and run._steps_back():  # noqa: SLF001 - another run
+            pass
+
+    def _steps_back(self) -> bool:
+        """Whether it was left, and is not the current run any more: the one before it is."""
+        if self._passed is None:
+            return False
+        token, context = self._passed
+        try:
+            current_run.reset(token)
+        except ValueError:  # left in another context than entered, as fixtures and web frameworks do
+            return False
+        self._passed = None
         if context is not None:
             otel_context.detach(context)
-        with contextlib.suppress(ValueError):  # left in another context than entered, as fixtures and web frameworks do
-            current_run.reset(token)
+        return True
 
     # -- what users do -----------------------------------------------------------------------------------------
 
@@ -509,6 +531,7 @@ class Run:
             raise ConfigurationError(f"the run {self.id!r} is entered already; make a new one with guard.run(...)")
         span = spans.start(self.engine.tracer, semconv.SPAN_RUN.format(run=self.name), run_spans.opening(self.record))
         self._process = os.getpid()
+        reaper.be_ready()
         wanted = replace(self.record, owner=owner.this_process(), traceparent=spans.traceparent_of(span))
         try:
             entered = await self._open_inside(wanted, span, backend)

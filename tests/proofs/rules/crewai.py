@@ -24,6 +24,22 @@ _CREW_STREAMS = "tests/adapters/crewai/test_streams.py::"
 RULES: Final[tuple[Rule, ...]] = (
     Rule(
         section="design 3",
+        rule="A stream that is dropped ends its kickoff, whoever CrewAI has hold it.",
+        file=_CREWAI + "_compat.py",
+        old="            holder[:] = [weakref.proxy(stream)]\n",
+        new="            pass\n",
+        tests=(_CREW_STREAMS + "test_dropping_a_stream_ends_its_kickoff",),
+    ),
+    Rule(
+        section="design 3",
+        rule="The garbage collector does not wait for the thread of a stream.",
+        file=_CREWAI + "_streams.py",
+        old="    _begun.add(pieces)\n",
+        new="",
+        tests=(_CREW_STREAMS + "test_the_collector_does_not_wait_for_the_thread_of_a_stream",),
+    ),
+    Rule(
+        section="design 3",
         rule="A body runs once for one decision, however often CrewAI calls it.",
         file=_CREWAI + "_bodies.py",
         old="    def make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:\n        if self._decision is not None and self._decision.answered:",
@@ -253,8 +269,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 3",
         rule="Closing a stream of CrewAI's ends its kickoff.",
         file=_CREWAI + "_streams.py",
-        old="        errand.stop(asyncio.CancelledError(_CLOSED))\n",
-        new="        pass\n",
+        old="    errand.stop(asyncio.CancelledError(_CLOSED))\n",
+        new="",
         tests=(_CREW_STREAMS + "test_closing_a_stream_ends_its_kickoff",),
     ),
     Rule(

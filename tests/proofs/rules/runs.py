@@ -23,9 +23,35 @@ _BUDGETS = "tests/ledger/test_budgets.py::"
 _CLAIMS = "tests/ledger/test_claims.py::"
 _RUNS = "tests/test_runs.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
+_REAPER = "tests/test_reaper.py::"
 _THREADS = "tests/adapters/langchain/test_threads.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        section="design 3",
+        rule="A run that the garbage collector leaves, in the middle of anything, waits for nobody there.",
+        file=_RUN,
+        old="        reaper.finalize(partial(self._leave_here, error))\n",
+        new="        self._leave_here(error)\n",
+        tests=(_REAPER + "test_a_run_is_not_left_by_the_thread_that_writes",),
+    ),
+    Rule(
+        section="design 3",
+        rule="A call is in the run of its block although a run that was entered before is left meanwhile.",
+        file=_RUN,
+        old="        while (run := current_run.get()) is not None and run._steps_back():  # noqa: SLF001 - another run\n"
+        "            pass\n",
+        new="        self._steps_back()\n",
+        tests=(_REAPER + "test_a_call_stays_in_its_run_when_an_earlier_one_is_closed",),
+    ),
+    Rule(
+        section="design 3",
+        rule="The garbage collector begins nothing.",
+        file="src/sagaspan/_backends.py",
+        old="    try:\n        reaper.refuse()\n",
+        new="    try:\n",
+        tests=(_REAPER + "test_what_the_collector_would_begin_is_refused",),
+    ),
     Rule(
         section="design 3",
         rule="Who is cancelled while a run is entered leaves it: nothing stays running with nobody in it.",
