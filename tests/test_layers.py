@@ -15,7 +15,7 @@ ADAPTERS = ROOT / "adapters"
 # Each room, and the rooms it may import from; "" is a module at the top of the package.
 BASE = {
     "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
-    "loops", "_clock", "_fork", "_frozen", "_owner", "_home", "rendering", "assurance",
+    "loops", "_clock", "_fork", "_reentry", "_frozen", "_owner", "_home", "rendering", "assurance",
     "_strict_json", "_characters", "_scripts",
 }  # fmt: skip
 DATA = BASE | {
@@ -37,6 +37,7 @@ ALLOWED = {
     "redaction": {"codecs", "exceptions"},
     "_durations": {"exceptions", "_checks"},
     "_fork": set(),
+    "_reentry": {"exceptions"},
     "_owner": {"_fork"},
     "_home": {"exceptions"},
     "_checks": {"exceptions"},

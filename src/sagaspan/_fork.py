@@ -9,9 +9,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-_locks: Final[weakref.WeakSet[threading.Lock]] = weakref.WeakSet()
+if TYPE_CHECKING:
+    from threading import RLock
+
+_locks: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 _forks = 0
@@ -22,8 +25,19 @@ def forks() -> int:
     return _forks
 
 
-def new_lock() -> threading.Lock:
-    """A lock that is free in a forked child, whoever held it in the parent."""
+def new_lock() -> RLock:
+    """A lock that is free in a forked child, whoever held it in the parent.
+
+    Whoever has it may take it again: a signal handler runs in the middle of any line of the main thread, and would
+    wait for that for ever. What must not be begun twice is entered by ``sagaspan._reentry.once``.
+    """
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
+def new_sign() -> threading.Lock:
+    """As ``new_lock``, to show others that somebody is at work (``locked``); taken only where that lock is held."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock
@@ -42,7 +56,7 @@ def hooks(
 
 def _free_all() -> None:
     for lock in _locks:
-        lock._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001 - as the standard library's own modules do
+        lock._at_fork_reinit()  # noqa: SLF001 - as the standard library's own modules do
 
 
 def _count() -> None:

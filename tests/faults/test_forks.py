@@ -376,7 +376,7 @@ def test_a_fork_that_cannot_wait_leaves_a_child_without_the_ledger(tmp_path: Pat
         else:
             raise AssertionError("not refused")
 
-    with guard._store._connected():
+    with guard._store._lock:
         pid = fork(child)
     print(ended(pid), act(3))
     """

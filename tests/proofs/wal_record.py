@@ -118,8 +118,7 @@ class RecordingStore:
         sqlite._write = self._write_noted
         store._flushing.written = self._written_noted  # type: ignore[method-assign]
         os.fdatasync = self._flush_noted
-        with store._connected() as connection:
-            connection.set_trace_callback(self._hear)
+        store._with(lambda connection: connection.set_trace_callback(self._hear))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

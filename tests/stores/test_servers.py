@@ -39,7 +39,7 @@ def test_a_row_that_is_committed_late_is_waited_for(server: Postgres | Mariadb) 
     store, other, found = server.store(), server.store(), list[int]()
     saved(store, opening())
     before = store.newest_audit()
-    with other._writing() as connection:
+    with other._connected() as connection, other._transaction(connection):
         other._hold(connection, [("n", "late")])
         other._append(connection, said(run_id="late"))
         saved(store, NoteChange(said()))

@@ -520,7 +520,7 @@ def test_a_fork_waits_for_the_statement_that_is_going_on(worker: Worker) -> None
     guard.tool("act")(lambda: 1)()
     inside, go_on, forked = threading.Event(), threading.Event(), threading.Event()
     def hold():
-        with guard._store._connected():
+        with guard._store._lock:
             inside.set()
             go_on.wait(20)
     def fork():
@@ -570,7 +570,7 @@ def test_what_is_refused_of_a_batch_leaves_nothing_behind(store: Store) -> None:
     stale, stale_audit = move_run(RUN, RunEvent.COMPLETE, 2)
     requests = [[CallChange(good, good_audit)], [CallChange(half, half_audit), RunChange(stale, stale_audit, 7)]]
     saved: list[bool] = []
-    with store._connected():  # type: ignore[attr-defined]
+    with store._lock, store._in_use:  # type: ignore[attr-defined]
         work = [
             threading.Thread(target=lambda changes: saved.append(store.commit(changes, synced=True)), args=(changes,))
             for changes in requests
@@ -595,11 +595,11 @@ def test_who_is_written_by_another_goes_on_at_once(store: Store) -> None:
         answered.set()
 
     waiting = threading.Thread(target=claim)
-    with store._connected() as connection:  # type: ignore[attr-defined]
+    with store._lock, store._in_use:  # type: ignore[attr-defined]
         waiting.start()
         while not store._queue:  # type: ignore[attr-defined]
             time.sleep(0.001)
-        store._write_all(connection)  # type: ignore[attr-defined]
+        store._write_all(store._connection)  # type: ignore[attr-defined]
         assert answered.wait(20)
     waiting.join()
 

@@ -62,7 +62,7 @@ def _claims(store: SqliteStore, ids: str, saved: Callable[[str], object] = lambd
         saved(name)
 
     def let_them_in() -> None:
-        with store._connected():
+        with store._lock, store._in_use:
             while len(store._queue) < len(ids):
                 pass
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from sagaspan import _clock as clock
@@ -20,6 +19,7 @@ from sagaspan.ledger.store import Family, Forgotten
 from sagaspan.stores._reading import OPEN, SqlReads, marks
 
 C = TypeVar("C")
+R = TypeVar("R")
 
 Runs = Collection[tuple[str, str]]
 """Namespaces and ids of runs."""
@@ -57,8 +57,8 @@ class SqlForgets(SqlReads, Generic[C]):
     _budget_tables: tuple[str, ...] = ("budgets",)
 
     @abstractmethod
-    def _writing(self) -> AbstractContextManager[C]:
-        """One transaction that deletes; it need not be on disk: what comes back is deleted again."""
+    def _written(self, job: Callable[[C], R]) -> R:
+        """What ``job`` deletes, in one transaction; it need not be on disk: what comes back is deleted again."""
 
     @abstractmethod
     def _rows(self, connection: C, query: str, values: Sequence[Any]) -> list[Any]:
@@ -79,20 +79,23 @@ class SqlForgets(SqlReads, Generic[C]):
     def forget_leases(self, before_us: int) -> None:
         """Forget leases that ended before ``before_us`` and cover nothing any more."""
         ago = clock.now_us() - before_us
-        with self._writing() as connection:
-            self._gone(connection, _LEASES, self.now_us() - ago)
+        self._written(lambda connection: self._gone(connection, _LEASES, self.now_us() - ago))
 
     def forget(self, families: Sequence[Family], *, actor: str) -> Forgotten:
         """Delete runs with all that is of them in one transaction; see ``Store.forget``."""
-        with self._writing() as connection:
+
+        def forget(connection: C) -> Forgotten:
             self._hold(connection, {(run.namespace, run.id) for family in families for run in family.runs})
             same = [family for family in families if self._is_unchanged(connection, family)]
             self._spend_for_good(connection, (call for family in same for call in family.calls))
             return sum((self._forget(connection, family, actor) for family in same), Forgotten())
 
+        return self._written(forget)
+
     def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
         """Delete calls that are still at their versions, and their locks, in one transaction."""
-        with self._writing() as connection:
+
+        def forget(connection: C) -> Forgotten:
             gone = [
                 call for call in sorted(calls, key=lambda call: call.id)
                 if self._gone(connection, "calls where id = ? and version = ?", call.id, call.version)
@@ -103,19 +106,25 @@ class SqlForgets(SqlReads, Generic[C]):
                     which = f"locks where {_OF_RUN} and call_id = ?"
                     self._gone(connection, which, call.namespace, call.run_id, call.id)
             self._spend_for_good(connection, gone)
-        return Forgotten(calls=len(gone))
+            return Forgotten(calls=len(gone))
+
+        return self._written(forget)
 
     def forget_approvals(self, namespace: str, run_id: str, before_us: int, *, limit: int) -> int:
         """Delete requests of a run that are over, and whose calls are gone; see ``Store.forget_approvals``."""
-        with self._writing() as connection:
+
+        def forget(connection: C) -> int:
             over = [name for (name,) in self._rows(connection, _REQUESTS, (namespace, run_id, before_us, limit))]
             return self._gone(connection, f"approvals where id in ({marks(over)})", *over)
+
+        return self._written(forget)
 
     def forget_audit(
         self, namespace: str, run_id: str, after: int, *, limit: int, actor: str
     ) -> tuple[int, int | None]:
         """Delete audit rows of calls and requests that are gone; see ``Store.forget_audit``."""
-        with self._writing() as connection:
+
+        def forget(connection: C) -> tuple[int, int | None]:
             self._hold(connection, [(namespace, run_id)])
             rows = self._rows(connection, _PAGE, (namespace, run_id, after, limit))
             orphans = [(seq, number, digest) for seq, number, digest, is_orphan in rows if is_orphan]
@@ -123,7 +132,9 @@ class SqlForgets(SqlReads, Generic[C]):
                 gaps = chain.gaps_between([(number, digest) for _, number, digest in orphans if number is not None])
                 self._append(connection, _said(namespace, run_id, gaps, actor))
                 self._gone(connection, f"audit where seq in ({marks(orphans)})", *(seq for seq, *_ in orphans))
-        return len(orphans), rows[-1][0] if rows else None
+            return len(orphans), rows[-1][0] if rows else None
+
+        return self._written(forget)
 
     def _is_unchanged(self, connection: C, family: Family) -> bool:
         for run in family.runs:

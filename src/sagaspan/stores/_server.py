@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -27,6 +27,7 @@ from sagaspan.stores._usage import booked
 
 C = TypeVar("C")
 T = TypeVar("T")
+R = TypeVar("R")
 
 _TRIES: Final = 5
 
@@ -249,10 +250,9 @@ class ServerStore(ServerConnections[C], SqlForgets[C], Generic[C, T]):
         finally:
             self._driver.close(connection)
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[C]:
+    def _written(self, job: Callable[[C], R]) -> R:
         with self._connected() as connection, self._transaction(connection):
-            yield connection
+            return job(connection)
 
     def _open(self) -> C:
         connection = self._connect()

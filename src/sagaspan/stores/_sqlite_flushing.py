@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from sagaspan import _fork as fork
+from sagaspan._reentry import is_inside, once
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.stores._sleeping import Sleeper
 
@@ -40,7 +41,8 @@ class Flushing:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = fork.new_lock()
+        self._mine = fork.new_lock()
+        self._lock = fork.new_sign()
         self._log: int | None = None
         self._error: Exception | None = None
         self.begin()
@@ -61,13 +63,13 @@ class Flushing:
 
     def close(self) -> None:
         """Flush what somebody still waits for (who is told if that fails), and let the log go."""
-        with self._lock:
+        with once(self._mine, f"a flush of the ledger {self._path}"), self._lock:
             log, self._log = self._log, None
             if log is None:
                 return
             if self._flushed < self._written and self._error is None:
                 with contextlib.suppress(StoreUnavailable):
-                    self._flush(log)
+                    self._to_disk(log)
             os.close(log)
         self._wake()
 
@@ -114,7 +116,9 @@ class Flushing:
     def flush(self, number: int) -> None:
         """Return when the commit with this number is on disk; raises ``StoreUnavailable``."""
         while self._flushed < number:
-            if self._lock.locked():
+            if is_inside(self._mine):  # a signal handler came into a flush: what it wrote has one of its own
+                self._flush()
+            elif self._lock.locked():
                 self._sleep()
             else:
                 self._flush_next(number)
@@ -133,22 +137,24 @@ class Flushing:
 
     def _flush_next(self, number: int) -> None:
         try:
-            with self._lock:
-                if self._flushed >= number:
-                    return
-                self.check()
-                assert self._log is not None  # noqa: S101 - it is not closed before all is flushed, or that has failed
-                self._flush(self._log)
+            with self._mine, self._lock:
+                if self._flushed < number:
+                    self._flush()
         finally:
             self._wake()
 
-    def _flush(self, log: int) -> None:
+    def _flush(self) -> None:
+        self.check()
+        assert self._log is not None  # noqa: S101 - it is not closed before all is flushed, or that has failed
+        self._to_disk(self._log)
+
+    def _to_disk(self, log: int) -> None:
         written = self._written  # before the flush begins: what is written meanwhile may miss it
         try:
             os.fdatasync(log)
         except OSError as error:
             raise self.failed(error) from error
-        self._flushed = written
+        self._flushed = max(self._flushed, written)
 
     def _wake(self) -> None:
         with contextlib.suppress(IndexError):  # another flush is over as well, and wakes them

@@ -6,10 +6,9 @@ what follows it does not (``synchronous_commit`` off), for the next claim's flus
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sagaspan.ledger.records import AuditRow, LeaseRecord
 from sagaspan.ledger.store import Change, Commit, NoteChange
@@ -26,6 +25,8 @@ from sagaspan.stores._unflushed import Unflushed
 
 if TYPE_CHECKING:
     import psycopg
+
+R = TypeVar("R")
 
 _NOW_US: Final = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 _RENEW: Final = f"""
@@ -114,11 +115,12 @@ class PostgresStore(ServerStore["psycopg.Connection[Any]", str]):
         values = (lease.owner, lease.until_boot_us, lease.ttl_us)
         return int(self._rows(connection, _RENEW.format(now=now, until=until), values)[0][0])
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[psycopg.Connection[Any]]:
-        with super()._writing() as connection:
+    def _written(self, job: Callable[[psycopg.Connection[Any]], R]) -> R:
+        def unsynced(connection: psycopg.Connection[Any]) -> R:
             self._do(connection, "set local synchronous_commit = off")
-            yield connection
+            return job(connection)
+
+        return super()._written(unsynced)
 
     def _hold(self, connection: psycopg.Connection[Any], runs: Runs) -> None:
         for run in sorted(runs):

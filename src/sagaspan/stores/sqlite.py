@@ -13,14 +13,15 @@ import sqlite3
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sagaspan import _clock as clock
 from sagaspan import _fork as fork
 from sagaspan._home import NAME as HOME_NAME
 from sagaspan._home import make as make_home
+from sagaspan._reentry import is_inside, once
 from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.ledger.records import AuditRow, LeaseRecord
 from sagaspan.ledger.seal import Seal
@@ -36,6 +37,8 @@ from sagaspan.stores._sleeping import Sleeper
 from sagaspan.stores._sqlite_audit import Chains
 from sagaspan.stores._sqlite_changes import save_all
 from sagaspan.stores._sqlite_flushing import Flushing
+
+R = TypeVar("R")
 
 BUSY_SECONDS: Final = 10.0
 """How long to wait for a lock of another process; who queues up behind one of ours waits twice as long at most."""
@@ -65,6 +68,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     for store in _forking.closed:
+        store._in_use.release()  # noqa: SLF001 - the same room
         store._lock.release()  # noqa: SLF001 - the same room
         store._wake_next()  # noqa: SLF001 - the same room
 
@@ -138,6 +142,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         self._create = create
         self._mountinfo = mountinfo
         self._lock = fork.new_lock()
+        self._in_use = fork.new_sign()
         self._queue: deque[_Request] = deque()
         self._chains = Chains()
         self._flushing = Flushing(path)
@@ -149,13 +154,14 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
 
     def _close_to_fork(self) -> bool:
         """Close the connection, and let nobody open it before ``_lock`` is released; False if it stays in use."""
-        if not self._lock.acquire(timeout=FORK_SECONDS):
+        if is_inside(self._lock) or not self._lock.acquire(timeout=FORK_SECONDS):
             return False
         try:
             self._close()
-        except sqlite3.Error:
+        except (sqlite3.Error, StoreUnavailable):
             self._lock.release()
             return False
+        self._in_use.acquire()
         return True
 
     def _begin_in_child(self, *, closed: bool) -> None:
@@ -176,6 +182,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         and the next of them writes for all. What is to be synced is flushed then, while others write: one flush for a
         crowd.
         """
+        once(self._lock, self)
         if self.seal.active:
             changes = [self.seal.closed(change) for change in changes]
         request = _Request(changes, (synced or self._always_sync) and not self._never_sync)
@@ -192,18 +199,20 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
             self._flushing.goes()
 
     def _commit(self, request: _Request) -> Commit:
-        self._queue.append(request)
+        def write(connection: sqlite3.Connection) -> None:
+            if not request.ended:
+                self._write_all(connection)
+
         try:
+            self._queue.append(request)
             while not request.ended:
-                if self._lock.locked():
+                if self._in_use.locked():
                     request.sleep()
-                    continue
-                with self._connected() as connection:
-                    if not request.ended:
-                        self._write_all(connection)
+                else:
+                    self._with(write)
         except BaseException as error:
             # Whoever was told that it failed must not find it done by the next writer: no half-claimed call.
-            with self._lock, contextlib.suppress(ValueError):
+            with self._lock, self._in_use, contextlib.suppress(ValueError):
                 self._queue.remove(request)
             self._wake_next()
             if not (request.ended and isinstance(error, Exception)):  # else somebody had written it already
@@ -211,18 +220,15 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         return request.outcome()
 
     def _write_all(self, connection: sqlite3.Connection) -> None:
-        self._shorten_log(connection)
-        batch = [self._queue.popleft() for _ in range(len(self._queue))]
-        try:
-            self._write_batch(connection, [request for request in batch if self._is_of_use(request)])
-        except BaseException:
-            # Interrupted in the middle, and rolled back: whoever waits next writes for the others.
-            self._queue.extendleft(request for request in reversed(batch) if not request.ended)
-            raise
+        self._begin(connection)
+        batch = self._queue.copy()  # they stay in it: if this is interrupted, whoever waits next writes for the others
+        self._write_batch(connection, [request for request in batch if self._is_of_use(request)])
+        while self._queue and self._queue[0].ended:
+            self._queue.popleft()
 
     def _is_of_use(self, request: _Request) -> bool:
         """Whether it can be kept as it asks to be: a flush may have failed since it came."""
-        if request.synced:
+        if request.synced and not request.ended:
             try:
                 self._flushing.check()
             except StoreUnavailable as error:
@@ -254,8 +260,13 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
             return self._flushing.failed(error)
         return StoreUnavailable(_explain(self.path, error))
 
-    def _shorten_log(self, connection: sqlite3.Connection) -> None:
-        """Write a long log into the ledger before anything is added to it: no claim follows if its flush fails."""
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Leave nothing of who was interrupted, by a second Ctrl-C even while it was rolled back.
+
+        And write a long log into the ledger before anything is added to it: no claim follows if its flush fails.
+        """
+        if connection.in_transaction:
+            connection.execute("rollback")
         if self._flushing.is_long:
             self._checkpoint(connection)
 
@@ -269,8 +280,9 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
 
     def put_fact(self, namespace: str, name: str, value: str, *, expected: str | None) -> bool:
         """Save a fact if it still is ``expected``; see ``Store.put_fact``."""
-        with self._connected() as connection:
-            self._shorten_log(connection)
+
+        def put(connection: sqlite3.Connection) -> bool:
+            self._begin(connection)
             self._flushing.check()
             connection.execute("pragma synchronous = full")
             if expected is None:
@@ -279,24 +291,28 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
                 saved = connection.execute(_CHANGE_FACT, (value, namespace, name, expected))
             return saved.rowcount == 1
 
+        return self._with(put)
+
     def renew(self, lease: LeaseRecord) -> None:
         """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its file.
 
         After a flush that failed, too: it says that this process lives, as it does, and no disk has to know it. Without
         it others would take over what still runs.
         """
-        with self._connected() as connection:
+
+        def save(connection: sqlite3.Connection) -> None:
             self._check_in_place()
-            self._shorten_log(connection)
+            self._begin(connection)
             connection.execute("pragma synchronous = normal")
             connection.execute(_RENEW, columns.lease_values(lease))
+
+        self._with(save)
 
     # -- reading -------------------------------------------------------------------------------------------
 
     def booked_by_calls(self, namespace: str | None = None) -> list[Booked]:
         """Each budget of which anything was used, and what calls say of it; see ``Store.booked_by_calls``."""
-        with self._connected() as connection:
-            return budgets.booked_by_calls(connection, namespace)
+        return self._with(lambda connection: budgets.booked_by_calls(connection, namespace))
 
     def chains(self, after: tuple[str, str] | None, *, limit: int) -> list[tuple[str, str]]:
         """The namespaces and runs that have audit rows, in order, from ``after`` on."""
@@ -305,13 +321,11 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
         """All that is read in it is of one moment; for a store that nobody else uses meanwhile."""
-        with self._connected() as connection:
-            connection.execute("begin")
+        self._with(lambda connection: connection.execute("begin"))
         try:
             yield
         finally:
-            with self._connected() as connection:
-                connection.execute("rollback")
+            self._with(lambda connection: connection.execute("rollback"))
 
     # -- forgetting ----------------------------------------------------------------------------------------
 
@@ -334,23 +348,26 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
 
     def compact(self) -> None:
         """Write the file anew without its free pages; writers wait meanwhile."""
-        with self._connected() as connection:
+
+        def write_anew(connection: sqlite3.Connection) -> None:
             connection.execute("vacuum")
             connection.execute("pragma wal_checkpoint(truncate)")  # the whole file went through the WAL
+
+        self._with(write_anew)
 
     def migrate(self, *, check: bool = False) -> list[str]:
         """See ``Store.migrate``: opening the file does it, too, unless it was told to check."""
         self.close()
         before, self._migrate = self._migrate, not check
         try:
-            with self._connected():
-                return self._done
+            return self._with(lambda _: self._done)
         finally:
             self._migrate = before
 
     def describe(self) -> dict[str, str | int]:
         """Facts for ``sagaspan doctor``."""
-        with self._connected() as connection:
+
+        def look(connection: sqlite3.Connection) -> dict[str, str | int]:
             facts: dict[str, str | int] = {
                 "url": self.url,
                 "schema": current_version(connection, str(self.path)),
@@ -358,11 +375,13 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
             for table in ("runs", "calls", "audit"):
                 (facts[table],) = connection.execute(f"select count(*) from {table}").fetchone()  # noqa: S608
             (facts["quick_check"],) = connection.execute("pragma quick_check").fetchone()
-        return facts
+            return facts
+
+        return self._with(look)
 
     def close(self) -> None:
         """Close the connection; the next use opens it again."""
-        with self._lock:
+        with once(self._lock, self), self._in_use:
             self._close()
             self._file = None
         self._wake_next()
@@ -376,42 +395,48 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
     # -- the connection ------------------------------------------------------------------------------------
 
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
-        with self._connected() as connection:
-            try:
-                return connection.execute(query, values).fetchall()
-            except sqlite3.OperationalError as error:
-                if "decode" not in str(error):
-                    raise
-                return _fetch_damaged(connection, query, values)
+        return self._with(lambda connection: _fetch(connection, query, values))
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _written(self, job: Callable[[sqlite3.Connection], R]) -> R:
         """One transaction that deletes; it need not be synced: what comes back after a power cut is deleted again."""
-        with self._connected() as connection:
-            self._shorten_log(connection)
+
+        def written(connection: sqlite3.Connection) -> R:
+            self._begin(connection)
             connection.execute("pragma synchronous = normal")
-            connection.execute("begin immediate")
             try:
-                yield connection
+                connection.execute("begin immediate")
+                done = job(connection)
                 connection.execute("commit")
             except BaseException:
                 self._chains.forget()
                 if connection.in_transaction:
                     connection.execute("rollback")
                 raise
+            return done
 
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+        return self._with(written)
+
+    def _with(self, job: Callable[[sqlite3.Connection], R]) -> R:
+        """``job`` with the connection, which nobody else uses meanwhile.
+
+        Its lock is taken by the interpreter itself, in one step with the ``with`` that gives it back: behind a
+        context manager that is written in Python, a Ctrl-C between the two would leave it taken.
+        """
         try:
-            with self._lock:
+            with once(self._lock, self), self._in_use:
                 try:
-                    if self._connection is None:
-                        self._connection = self._open()
-                    yield self._connection
+                    return job(self._connection or self._connect())
                 except sqlite3.Error as error:
                     raise self._unavailable(error) from error
         finally:
             self._wake_next()
+
+    def _connect(self) -> sqlite3.Connection:
+        self._connection = connection = self._open()
+        return connection
+
+    def __str__(self) -> str:
+        return f"the ledger {self.path}"
 
     def _wake_next(self) -> None:
         """The connection is free: let who waits longest write."""
@@ -522,6 +547,15 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def _fetch(connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[Any]:
+    try:
+        return connection.execute(query, values).fetchall()
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+        return _fetch_damaged(connection, query, values)
+
+
 def _fetch_damaged(connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[Any]:
     """As ``fetchall`` where a text is not UTF-8: one damaged row must not hide all others."""
     connection.text_factory = lambda data: data.decode("utf-8", "backslashreplace")
@@ -539,23 +573,33 @@ def _write(
     synced = True in [request.synced for request in batch]
     flushed_later = synced and flushing.is_crowded
     level = "full" if synced and not flushed_later else "normal"
+    results: list[Commit] = []
     execute(f"pragma synchronous = {level}")
-    execute("begin immediate")
     try:
+        execute("begin immediate")
         refuse_if_migrated(connection, where)
         if len(batch) == 1:
             results = [save_all(connection, batch[0].changes, chains)]
         else:
             results = [_save_apart(connection, request, chains) for request in batch]
         execute("commit" if any(results) else "rollback")
-    except BaseException:
+        _end(batch, results, flushing, flushed_later)
+    except BaseException as error:
         chains.forget()
         if connection.in_transaction:
             execute("rollback")
+        elif not isinstance(error, Exception) and len(results) == len(batch):
+            # Interrupted when it was saved: nobody is to save it again.
+            _end(batch, results, flushing, flushed_later)
         raise
+
+
+def _end(batch: Sequence[_Request], results: Sequence[Commit], flushing: Flushing, flushed_later: bool) -> None:
+    """Tell whose changes they were how it went, and who was not told yet."""
     number = flushing.written() if flushed_later else 0
     for request, commit in zip(batch, results, strict=True):
-        request.end(commit, number=number)
+        if not request.ended:
+            request.end(commit, number=number)
 
 
 def _save_apart(connection: sqlite3.Connection, request: _Request, chains: Chains) -> Commit:
