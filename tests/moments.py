@@ -8,6 +8,7 @@ thread of its own, and is interrupted there once for each such place in the file
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import sys
@@ -37,11 +38,11 @@ def interrupted_everywhere(
     Yields where that was, and what the work raised. Fails if it does not end.
     """
     seen = _Tracer(within)
-    _traced(work, seen)
+    with _traced(work, seen):
+        pass
     for moment in list(seen.moments):
-        tracer = _Tracer(within, moment, by)
-        error = _traced(work, tracer)
-        yield _named(moment), error
+        with _traced(work, _Tracer(within, moment, by)) as error:
+            yield _named(moment), error
 
 
 class _Tracer:
@@ -87,8 +88,11 @@ class _Tracer:
             self._by()
 
 
-def _traced(work: Callable[[], object], tracer: _Tracer) -> BaseException | None:
+@contextlib.contextmanager
+def _traced(work: Callable[[], object], tracer: _Tracer) -> Iterator[BaseException | None]:
+    """What the work raised. Its thread ends with the block: the next one may be taken for it, and have its locks."""
     errors: list[BaseException] = []
+    over, seen = threading.Event(), threading.Event()
 
     def traced() -> None:
         sys.settrace(tracer)
@@ -98,15 +102,20 @@ def _traced(work: Callable[[], object], tracer: _Tracer) -> BaseException | None
             errors.append(error)
         finally:
             sys.settrace(None)
+        over.set()
+        seen.wait()
 
     thread = threading.Thread(target=traced, daemon=True)
     thread.start()
-    thread.join(SECONDS)
-    if thread.is_alive():
+    if not over.wait(SECONDS):
         stack = traceback.format_stack(sys._current_frames()[thread.ident or 0])
         where = "" if tracer._moment or not tracer.moments else f", interrupted in {_named(list(tracer.moments)[-1])}"
         raise AssertionError(f"it waits for ever{where}:\n{''.join(stack)}")
-    return errors[0] if errors else None
+    try:
+        yield errors[0] if errors else None
+    finally:
+        seen.set()
+        thread.join()
 
 
 def _named(moment: Moment) -> str:

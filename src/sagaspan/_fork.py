@@ -37,7 +37,7 @@ def new_lock() -> RLock:
 
 
 def new_sign() -> threading.Lock:
-    """As ``new_lock``, to show others that somebody is at work (``locked``); taken only where that lock is held."""
+    """As ``new_lock``, to show that somebody is at work (``locked``); it is not taken where this thread may be that."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock

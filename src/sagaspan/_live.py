@@ -44,7 +44,7 @@ def drop(forms: Iterable[str]) -> None:
     """Look for them no more, as often as they were held."""
     with _lock:
         _live.subtract(forms)
-        for form in [form for form, count in _live.items() if count <= 0]:
+        for form in [form for form, count in list(_live.items()) if count <= 0]:
             del _live[form]
 
 

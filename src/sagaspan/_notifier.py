@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from sagaspan import _clock as clock
@@ -55,7 +56,7 @@ class Notifier:
         self._lock = fork.new_lock()
         self._thread: threading.Thread | None = None
         self._said = ""
-        self._closing = threading.Event()
+        self._closing: SimpleQueue[None] = SimpleQueue()
         self._begun = 0
         _all.add(self)
 
@@ -67,9 +68,16 @@ class Notifier:
             with self._lock:
                 self._begun += 1
                 if self._thread is None:
-                    self._closing.clear()
-                    self._thread = threading.Thread(target=self._keep, name=THREAD, daemon=True)
-                    self._thread.start()
+                    self._start()
+
+    def _start(self) -> None:
+        self._closing = SimpleQueue()
+        self._thread = thread = threading.Thread(target=self._keep, args=(self._closing,), name=THREAD, daemon=True)
+        try:
+            thread.start()
+        except BaseException:  # Ctrl-C: who begins next starts another
+            self._thread = None
+            raise
 
     def round(self) -> None:
         """Read on, and send what is due. Raises ``StoreError``."""
@@ -92,7 +100,7 @@ class Notifier:
 
     def finish(self) -> None:
         """Nothing more happens here: send what is left, once; never raises."""
-        self._closing.set()
+        self._closing.put(None)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(LAST_SECONDS)
@@ -106,14 +114,13 @@ class Notifier:
     def begin_again(self) -> None:
         """A forked child has no thread."""
         self._thread = None
-        self._closing = threading.Event()
 
     # -- the thread --------------------------------------------------------------------------------------------
 
-    def _keep(self) -> None:
+    def _keep(self, closing: SimpleQueue[None]) -> None:
         """Look once a second while anything may happen here, and when something is to be sent again after that."""
         begun, until, next_us = 0, 0.0, 0
-        while not self._closing.wait(LOOK_SECONDS):
+        while not _came(closing, LOOK_SECONDS):
             if owner.holding() or begun != self._begun:
                 begun, until = self._begun, monotonic() + self._unannounced
             may_happen = monotonic() < until
@@ -210,6 +217,15 @@ class Notifier:
         if 200 <= answer.status < 300:
             return None, False
         return f"it answered with the status {answer.status}", answer.status == _GONE
+
+
+def _came(queue: SimpleQueue[None], seconds: float) -> bool:
+    """As ``Event.wait``, which is written in Python: a Ctrl-C in it could leave its lock taken."""
+    try:
+        queue.get(timeout=seconds)
+    except Empty:
+        return False
+    return True
 
 
 def _cursor_name(hook: Notify, event: str) -> str:

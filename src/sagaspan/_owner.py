@@ -118,7 +118,7 @@ def hold_new(token: str) -> bool:
 def held(kind: str) -> frozenset[str]:
     """The tokens that this process holds and that begin with ``kind``."""
     with _lock:
-        return frozenset(token for token in _alive if token.startswith(kind))
+        return frozenset(token for token in list(_alive) if token.startswith(kind))
 
 
 def drop(token: str) -> None:

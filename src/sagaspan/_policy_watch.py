@@ -44,7 +44,7 @@ class PolicyWatch:
         self._stamp = self._seen = stamp
         self._put_in_force = put_in_force
         self._next = monotonic() + LOOK_SECONDS
-        self._lock = fork.new_lock()
+        self._looking = fork.new_sign()
 
     @property
     def is_due(self) -> bool:
@@ -53,16 +53,14 @@ class PolicyWatch:
 
     def look(self) -> None:
         """Put a changed file in force; never raises for what is in it."""
-        if not self._lock.acquire(blocking=False):  # somebody else is at it
+        if self._looking.locked():  # somebody else is at it, or this thread, and a handler of signals came
             return
-        try:
+        with self._looking:
             self._next = monotonic() + LOOK_SECONDS
             stamp, seen = stamp_of(self._file.path), self._seen
             self._seen = stamp
             if stamp != self._stamp and (stamp == seen or _is_at_rest(stamp)):
                 self._read_anew(stamp)
-        finally:
-            self._lock.release()
 
     def _read_anew(self, stamp: Stamp) -> None:
         path, before = self._file.path, self._file.version

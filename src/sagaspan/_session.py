@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from sagaspan import _fork as fork
 from sagaspan import _owner as owner
 from sagaspan._clock import new_id, now_us
 from sagaspan._context import check_may_start
+from sagaspan._reentry import once
 from sagaspan._tool import Tool
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger import transitions
@@ -18,6 +20,7 @@ from sagaspan.ledger.store import RunChange, Store
 from sagaspan.ledger.transitions import RunEvent
 
 _log = logging.getLogger("sagaspan")
+_OPENING: Final = "the beginning of its session"
 
 
 class Session:
@@ -46,7 +49,7 @@ class Session:
         """The session's run, on record; raises ``StoreError``."""
         if self._record is not None and owner.is_self(self._record.owner):
             return self._record
-        with self._lock:
+        with once(self._lock, _OPENING):
             if self._record is None or not owner.is_self(self._record.owner):
                 record = self._new()
                 opened, audit = transitions.open_run(record)
@@ -75,7 +78,7 @@ class Session:
 
     def end(self) -> None:
         """Complete it; the next call begins another one."""
-        with self._lock:
+        with once(self._lock, _OPENING):
             session, self._record = self._record, None
         if session is not None and owner.is_self(session.owner):
             after, audit = transitions.move_run(session, RunEvent.COMPLETE, now_us())

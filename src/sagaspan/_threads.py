@@ -58,8 +58,8 @@ class Threads:
         box: _Box = SimpleQueue()
         box.put(step)
         thread = threading.Thread(target=self._work, args=(box,), name="sagaspan-ledger", daemon=True)
+        thread.start()  # before it is one of them: after a Ctrl-C in it nobody waits for one that never began
         self._threads.append((thread, box))
-        thread.start()
 
     def _work(self, box: _Box) -> None:
         step = box.get()

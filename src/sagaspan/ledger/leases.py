@@ -6,11 +6,13 @@ that was stopped past its lease and goes on is fenced by the epochs and versions
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from sagaspan import _clock as clock
@@ -128,19 +130,24 @@ class Lease:
 
 
 class _Keeper:
-    """The one thread of this process that renews its leases, while anything is open."""
+    """The one thread of this process that renews its leases, while anything is open.
+
+    It is woken by a queue. A condition is written in Python: a Ctrl-C within it would leave its lock taken, and this
+    thread waiting for that while its leases end.
+    """
 
     def __init__(self) -> None:
         self._leases: set[Lease] = set()
-        self._changed = threading.Condition()
+        self._lock = fork.new_lock()
+        self._woken: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def watch(self, lease: Lease) -> None:
         """Renew ``lease`` from now on."""
-        with self._changed:
+        with self._lock:
             self._leases.add(lease)
-            self._changed.notify_all()
             self._start()
+        self._woken.put(None)
 
     def watches(self, lease: Lease) -> bool:
         """Whether ``lease`` is renewed."""
@@ -148,19 +155,20 @@ class _Keeper:
 
     def forget(self, lease: Lease) -> None:
         """Renew ``lease`` no more."""
-        with self._changed:
-            self._leases.discard(lease)
-            self._changed.notify_all()
+        self._leases.discard(lease)
+        self._woken.put(None)
 
     def _start(self) -> None:
         if self._thread is not None:
             return
-        thread = threading.Thread(target=self._keep, name=THREAD, daemon=True)
+        self._thread = threading.Thread(target=self._keep, name=THREAD, daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # the interpreter is shutting down; what is claimed now has a lease of its own
-            return
-        self._thread = thread
+            self._thread.start()
+        except BaseException as error:
+            self._thread = None
+            if not isinstance(error, RuntimeError):
+                raise
+            # The interpreter is shutting down; what is claimed now has a lease of its own.
 
     def _keep(self) -> None:
         while leases := self._wait():
@@ -169,15 +177,19 @@ class _Keeper:
 
     def _wait(self) -> list[Lease]:
         """Wait for the next beat; empty if nothing is open any more, and this thread ends."""
-        with self._changed:
-            due = monotonic() + min((lease.pause for lease in self._leases), default=0.0)
-            while (left := due - monotonic()) > 0 and self._leases:
-                self._changed.wait(left)
-                due = min(due, monotonic() + min((lease.pause for lease in self._leases), default=0.0))
+        due = self._next_beat()
+        while (left := due - monotonic()) > 0 and self._leases:
+            with contextlib.suppress(Empty):
+                self._woken.get(timeout=left)
+            due = min(due, self._next_beat())
+        with self._lock:
             if self._nothing_open():
                 self._thread = None
                 return []
             return list(self._leases)
+
+    def _next_beat(self) -> float:
+        return monotonic() + min((lease.pause for lease in self._leases.copy()), default=0.0)
 
     def _nothing_open(self) -> bool:
         if owner.holding() and self._leases:
@@ -193,7 +205,7 @@ class _Keeper:
     def begin_again(self) -> None:
         """A forked child watches nothing yet."""
         self._leases = set()
-        self._changed = threading.Condition()
+        self._woken = SimpleQueue()
         self._thread = None
         for lease in _all:
             lease.begin_again()

@@ -11,6 +11,7 @@ from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._call import Call
 from sagaspan._clock import now_us
+from sagaspan._reentry import once
 from sagaspan._spans import error_message, error_type
 from sagaspan.exceptions import ConfigurationError, OutcomeUnknown, StoreError
 from sagaspan.ledger import too_large, transitions
@@ -49,7 +50,7 @@ class Settling:
 
     def settle_leftovers(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
-        with self._lock:
+        with once(self._lock, "what could not be recorded before"):
             for call_id, (changes, record, ended) in list(self.leftovers.items()):
                 if not too_large.saved(self._store, changes, synced=False)[0]:
                     self._settle_taken_over(record, ended)

@@ -776,6 +776,22 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(a) 4",
+        rule="A Ctrl-C at any moment leaves the lease renewed.",
+        file=_LEASES,
+        old="        self._lock = fork.new_lock()\n        self._woken",
+        new="        self._lock = threading.Condition()\n        self._woken",
+        tests=("tests/ledger/test_interrupted.py::test_a_ctrl_c_at_any_moment_leaves_the_lease_renewed",),
+    ),
+    Rule(
+        section="(a) 4",
+        rule="A handler of signals makes no second session in the middle of the beginning of one.",
+        file="src/sagaspan/_session.py",
+        old="        with once(self._lock, _OPENING):\n            if",
+        new="        with self._lock:\n            if",
+        tests=("tests/ledger/test_interrupted.py::test_a_handler_while_the_session_begins",),
+    ),
+    Rule(
+        section="(a) 4",
         rule="A run that is taken over has the next epoch: whoever was inside is fenced.",
         file=_SAGA,
         old="        run, event, now_us(), detail=why, owner=owner.this_process(), epoch=run.epoch + 1, **changes\n",

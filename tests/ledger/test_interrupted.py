@@ -1,0 +1,113 @@
+"""What a process answers for is interrupted at any moment, by a handler of signals or by Ctrl-C, and goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sagaspan import Guard, Run, StoreUnavailable
+from sagaspan.ledger.leases import Lease
+from tests.moments import interrupted_everywhere
+
+
+def _ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def _ends(what: Callable[[], object]) -> bool:
+    """Whether another thread gets to the end of it."""
+    other = threading.Thread(target=what, daemon=True)
+    other.start()
+    other.join(5)
+    return not other.is_alive()
+
+
+@pytest.fixture
+def lease(guard: Guard) -> Iterator[Lease]:
+    """Of a process that has made a call."""
+    guard.tool("act")(lambda: 1)()
+    lease = guard._engine.lease
+    yield lease
+    assert _ends(lease.release)
+
+
+def test_a_ctrl_c_at_any_moment_leaves_the_lease_renewed(lease: Lease) -> None:
+    """A condition of ``threading`` that is interrupted stays taken, and who renews would wait for it for ever."""
+    for where, _ in interrupted_everywhere(lease.hurry, _ctrl_c, within=("ledger/leases.py", "/threading.py")):
+        assert _ends(lease.hurry), where
+
+
+def test_a_handler_while_the_lease_is_renewed(lease: Lease) -> None:
+    """It renews it too, or is refused; then both are covered."""
+    refused: list[StoreUnavailable] = []
+
+    def renew() -> None:
+        lease.lapse()
+        lease.cover()
+
+    def handle() -> None:
+        try:
+            renew()
+        except StoreUnavailable as error:
+            refused.append(error)
+
+    for where, error in interrupted_everywhere(renew, handle, within=("ledger/leases.py", "stores/sqlite.py")):
+        assert error is None, where
+    assert refused
+
+
+def test_a_handler_while_the_session_begins(store_url: str) -> None:
+    """There is one session, also if the handler makes the first call of it."""
+    guard = Guard(store_url)
+    act = guard.tool("act", loop=False)(lambda: 1)
+    refused: list[StoreUnavailable] = []
+
+    def begin() -> None:
+        guard.close()
+        act()
+
+    def handle() -> None:
+        try:
+            act()
+        except StoreUnavailable as error:
+            refused.append(error)
+
+    within = ("sagaspan/_session.py", "ledger/leases.py", "stores/sqlite.py", "sagaspan/_owner.py")
+    for where, error in interrupted_everywhere(begin, handle, within=within):
+        assert error is None, where
+    guard.close()
+    assert refused
+    assert {run.state for run in guard._store.list_runs()} == {"completed"}
+
+
+def test_a_run_is_aborted_by_a_handler_at_any_moment(guard: Guard) -> None:
+    """As programs do that are told to end (SIGTERM): what was done is undone, and nothing waits for itself."""
+    done: set[int] = set()
+    inside: list[Run] = []
+
+    @guard.tool(compensate=lambda n: done.discard(n))
+    def act(n: int) -> None:
+        done.add(n)
+
+    def work() -> None:
+        inside.clear()
+        with guard.run("job") as run:
+            inside.append(run)
+            act(1)
+            act(2)
+        inside.clear()
+
+    def abort() -> None:
+        for run in inside:
+            run.abort("told to end")
+
+    states: set[str] = set()
+    within = ("sagaspan/_engine.py", "sagaspan/_in_flight.py", "ledger/attempts.py", "stores/sqlite.py")
+    for where, _ in interrupted_everywhere(work, abort, within=within):
+        (run,) = guard.runs.list(limit=1)
+        states.add(str(run.status))
+        assert done == (set() if run.reason == "aborted" else {1, 2}), where
+        done.clear()
+    assert "compensated" in states
