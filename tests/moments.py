@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import inspect
 import sys
 import threading
@@ -53,8 +54,8 @@ class _Tracer:
         self._within = (*within, _CONTEXTLIB)
         self._moment = moment
         self._by = by
-        self._before: dict[FrameType, str | None] = {}
-        """The instruction before, in each function that goes on; None where none follows at which signals are heard."""
+        self._before: dict[FrameType, int | None] = {}
+        """The instruction before, in each function that goes on; None where no signals are heard behind it."""
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         """A function begins."""
@@ -65,7 +66,7 @@ class _Tracer:
         if not code.co_filename.endswith(self._within):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        self._before[frame] = "RESUME"
+        self._before[frame] = -1
         return self._follow
 
     def _follow(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -74,10 +75,11 @@ class _Tracer:
         elif event == "exception":
             self._before[frame] = None
         elif event == "opcode":
-            before = self._before.get(frame)
-            self._before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if before in _LOOKS:
-                self._reached((frame.f_code, frame.f_lasti))
+            code, before, now = frame.f_code, self._before.get(frame), frame.f_lasti
+            self._before[frame] = now if dis.opname[code.co_code[now]] in _LOOKS else None
+            # What is raised there is of the instruction before, and can be tried only where the same handler has both.
+            if before is not None and (before < 0 or _handler(code, before) == _handler(code, now)):
+                self._reached((code, now))
         return self._follow
 
     def _reached(self, moment: Moment) -> None:
@@ -116,6 +118,16 @@ def _traced(work: Callable[[], object], tracer: _Tracer) -> Iterator[BaseExcepti
     finally:
         seen.set()
         thread.join()
+
+
+@functools.cache
+def _handlers(code: CodeType) -> list[Any]:
+    return list(dis._parse_exception_table(code))  # type: ignore[attr-defined]
+
+
+def _handler(code: CodeType, instruction: int) -> int | None:
+    """Where it goes on if this instruction raises."""
+    return next((one.target for one in _handlers(code) if one.start <= instruction < one.end), None)
 
 
 def _named(moment: Moment) -> str:

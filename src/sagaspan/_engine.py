@@ -197,16 +197,18 @@ class Engine:
             call = make_call(self, tool, arguments, context, invoke, backend, origin, None)
             with live.held(call.secrets) if call.secrets else _NOTHING_HELD:
                 return self._deliver(tool, None, await self._onion(call))
-        run.in_flight.begins(f"tool {tool.name!r} did not run")
-        try:
-            call = make_call(self, tool, arguments, context, invoke, backend, origin, run)
-            run.keep_secret(call.secrets)
-            return self._deliver(tool, run, await self._call_in(run, call))
-        except ApprovalPending as pending:
-            run.waits_for(pending.approval_id)
-            raise
-        finally:
-            run.in_flight.ended()
+        in_flight = run.in_flight.call()
+        with in_flight:
+            try:
+                run.in_flight.check_open(f"tool {tool.name!r} did not run")
+                call = make_call(self, tool, arguments, context, invoke, backend, origin, run)
+                run.keep_secret(call.secrets)
+                return self._deliver(tool, run, await self._call_in(run, call))
+            except ApprovalPending as pending:
+                run.waits_for(pending.approval_id)
+                raise
+            finally:
+                run.in_flight.forget(in_flight)
 
     async def _call_in(self, run: Run, call: Call) -> Result:
         """Send a call of a run through the onion, and keep the run's books of it."""

@@ -124,9 +124,42 @@ def held(kind: str) -> frozenset[str]:
 def drop(token: str) -> None:
     """This process's work on ``token`` has ended, however it ended."""
     with _lock:
-        held = _alive.pop(token, 0)
+        held = _alive.get(token, 0)
         if held > 1:
             _alive[token] = held - 1
+        else:  # in one step: a Ctrl-C does not take it from who holds it beside us
+            _alive.pop(token, None)
+
+
+class Work:
+    """What this process does on ``token`` once: it may be said to be over more than once, and by whoever comes last.
+
+    It begins and ends in one step with what it remembers of that, whenever a Ctrl-C comes: one that was interrupted
+    when it was to end goes on, and can be ended again.
+    """
+
+    __slots__ = ("_goes_on", "token")
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self._goes_on = False
+
+    def begin(self) -> None:
+        """Hold the token until the ``end``."""
+        with _lock:
+            count = _alive.get(self.token, 0)
+            _alive[self.token] = count + 1
+            self._goes_on = True
+
+    def end(self) -> None:
+        """It is over, or never began."""
+        with _lock:
+            count = _alive.get(self.token, 0) if self._goes_on else 0
+            if count > 1:
+                _alive[self.token] = count - 1
+            elif count:
+                del _alive[self.token]
+            self._goes_on = False
 
 
 def holding() -> bool:

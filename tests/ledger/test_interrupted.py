@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sagaspan import Guard, Run, StoreUnavailable
+from sagaspan import _owner as owner
 from sagaspan.ledger.leases import Lease
 from tests.moments import interrupted_everywhere
 
@@ -111,3 +112,24 @@ def test_a_run_is_aborted_by_a_handler_at_any_moment(guard: Guard) -> None:
         assert done == (set() if run.reason == "aborted" else {1, 2}), where
         done.clear()
     assert "compensated" in states
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # Python's own words of what it broke off
+def test_a_call_that_a_ctrl_c_ends_is_waited_for_by_nobody(guard: Guard) -> None:
+    """Whenever it came: leaving the run waited half a minute for a call that was over, and held the run then."""
+    act = guard.tool("act", effect="write")(lambda n: n)
+    running: list[str] = []
+    look = guard.tool("look", effect="read")(lambda: running.append(*owner.held("body:")))
+
+    def work() -> None:
+        with guard.run("job"):
+            act(1)
+            look()
+
+    within = ("sagaspan/_engine.py", "sagaspan/_in_flight.py", "ledger/attempts.py", "sagaspan/_owner.py")
+    for where, error in interrupted_everywhere(work, _ctrl_c, within=within):
+        assert error is None or isinstance(error, KeyboardInterrupt), where
+        assert not owner.held("body:"), where
+    assert len(running) > 1  # a body that goes on is said to

@@ -70,15 +70,18 @@ class _Running:
     It counts as running from before its first statement, since it may be given up before that.
     """
 
-    __slots__ = ("_call_id", "_gone", "_held", "_late", "watched")
+    __slots__ = ("_call_id", "_gone", "_late", "_work", "watched")
 
     def __init__(self, call_id: str, late: Late, gone: Gone) -> None:
         self._call_id = call_id
+        self._work = owner.Work(body_token(call_id))
         self._late = late
         self._gone = gone
-        self._held = True
         self.watched = False
-        owner.hold(body_token(call_id))
+
+    def begins(self) -> None:
+        """It runs, until it is ``over``."""
+        self._work.begin()
 
     def __enter__(self) -> None:
         pass
@@ -88,9 +91,7 @@ class _Running:
 
     def over(self) -> None:
         """It does not run any more, or never will."""
-        if self._held:
-            self._held = False
-            owner.drop(body_token(self._call_id))
+        self._work.end()
 
     def given_up(self) -> None:
         """From now on its end is evidence."""
@@ -267,6 +268,7 @@ async def _marked_attempt(call: Call, running: _Running, mark: _Mark | None, tim
 async def _attempt(call: Call, running: _Running, timeout: float | None) -> Ended:
     handling = sys.exception()
     try:
+        running.begins()
         value = await call.backend.run_body(
             _body(call, running), is_async=call.tool.is_async, timeout=timeout, watch=running
         )

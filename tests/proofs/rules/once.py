@@ -783,6 +783,22 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=("tests/ledger/test_interrupted.py::test_a_ctrl_c_at_any_moment_leaves_the_lease_renewed",),
     ),
     Rule(
+        section="(b) 11",
+        rule="Leaving a run waits for no call that a Ctrl-C has ended.",
+        file="src/sagaspan/_engine.py",
+        old="        with in_flight:\n",
+        new="        in_flight.acquire()\n        if True:\n",
+        tests=("tests/ledger/test_interrupted.py::test_a_call_that_a_ctrl_c_ends_is_waited_for_by_nobody",),
+    ),
+    Rule(
+        section="(b) 11",
+        rule="A body that a Ctrl-C ends at any moment is not said to run.",
+        file=_ATTEMPTS,
+        old="    try:\n        running.begins()\n",
+        new="    running.begins()\n    try:\n",
+        tests=("tests/ledger/test_interrupted.py::test_a_call_that_a_ctrl_c_ends_is_waited_for_by_nobody",),
+    ),
+    Rule(
         section="(a) 4",
         rule="A handler of signals makes no second session in the middle of the beginning of one.",
         file="src/sagaspan/_session.py",

@@ -67,8 +67,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 11",
         rule="Nothing begins in a run, or in what is nested in it, once it is left to be undone.",
         file="src/sagaspan/_in_flight.py",
-        old="            if self._closed:",
-        new="            if False:",
+        old="        if self._closed:\n",
+        new="        if False:\n",
         tests=(
             _LEAVING + "test_nothing_begins_once_a_run_is_left_to_be_undone",
             _LEAVING + "test_a_nested_run_is_not_entered_once_the_outer_one_is_undone",
