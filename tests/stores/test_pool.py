@@ -11,6 +11,7 @@ import pytest
 
 from sagaspan.stores import _pool as pools
 from sagaspan.stores._pool import Full, Pool, Turns
+from tests.moments import interrupted_everywhere
 from tests.servers import Mariadb, Postgres
 
 
@@ -77,3 +78,16 @@ def test_one_that_was_idle_for_long_is_tried_before_it_is_lent(
     server.cut()
     assert store.put_fact("n", "after", "1", expected=None)
     assert store.facts("n") == {"before": "1", "after": "1"}
+
+
+def test_a_handler_of_signals_is_lent_one_at_any_moment() -> None:
+    """In the middle of lending one to its own thread, too, for which it would wait for ever."""
+    pool = Pool(object, lambda _: None, lambda _: True, size=2)
+
+    def borrow() -> None:
+        with pool.lend(1):
+            pass
+
+    moments = list(interrupted_everywhere(borrow, borrow, within=("stores/_pool.py",)))
+    assert len(moments) > 10
+    assert [where for where, error in moments if error is not None] == []

@@ -799,6 +799,14 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=("tests/ledger/test_interrupted.py::test_a_call_that_a_ctrl_c_ends_is_waited_for_by_nobody",),
     ),
     Rule(
+        section="3.PostgreSQL",
+        rule="A handler of signals has a connection, whenever it comes.",
+        file="src/sagaspan/_fork.py",
+        old="    lock = threading.RLock()\n",
+        new="    lock: Any = threading.Lock()\n",
+        tests=("tests/stores/test_pool.py::test_a_handler_of_signals_is_lent_one_at_any_moment",),
+    ),
+    Rule(
         section="(a) 4",
         rule="A handler of signals makes no second session in the middle of the beginning of one.",
         file="src/sagaspan/_session.py",
