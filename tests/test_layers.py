@@ -144,7 +144,7 @@ ALLOWED = {
     | {"_defaults", "_known_tools", "_making", "_notifier", "_onion", "_outside", "_policy_file", "_policy_in_force"}
     | {"_question", "_session", "_spelling", "_told", "ledger", "notify"},
     "_completion": DATA | {"ledger", "_saga", "_steps"},
-    "_in_flight": {"exceptions", "_fork", "ledger.records"},
+    "_in_flight": {"exceptions", "ledger.records"},
     "_orphans": DATA | {"ledger", "_steps"},
     "_numbers": DATA,
     "_leaving": DATA | {"ledger", "_completion", "_endings", "_orphans", "_saga", "_undo", "_undone"},

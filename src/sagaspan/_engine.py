@@ -197,7 +197,7 @@ class Engine:
             call = make_call(self, tool, arguments, context, invoke, backend, origin, None)
             with live.held(call.secrets) if call.secrets else _NOTHING_HELD:
                 return self._deliver(tool, None, await self._onion(call))
-        in_flight = run.in_flight.call()
+        in_flight = run.in_flight.one()
         with in_flight:
             try:
                 run.in_flight.check_open(f"tool {tool.name!r} did not run")

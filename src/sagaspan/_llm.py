@@ -207,7 +207,11 @@ class LlmCall:
             said.record_output(self._span, output)
 
     def __enter__(self) -> Self:
-        run_sync(self.begin(SYNC))
+        try:
+            run_sync(self.begin(SYNC))
+        except BaseException as error:
+            run_sync(self.end(error, sent=False))
+            raise
         return self
 
     def __exit__(
@@ -219,7 +223,11 @@ class LlmCall:
             run_sync(self.end(error))
 
     async def __aenter__(self) -> Self:
-        await self.begin(ASYNCIO)
+        try:
+            await self.begin(ASYNCIO)
+        except BaseException as error:
+            await self.end(error, sent=False)
+            raise
         return self
 
     async def __aexit__(
@@ -351,9 +359,11 @@ class LlmCall:
                     f"{call.tool.name!r} was not sent: a hard budget of money holds, and {bound.missing}"
                 )
             if inside is not None:
-                inside.in_flight.begins(f"{call.tool.name!r} was not sent")
-                self._busy.callback(inside.in_flight.ended)
-            self._claim = await self._claimed(call)
+                one = inside.in_flight.one()
+                self._busy.callback(inside.in_flight.forget, one)
+                self._busy.enter_context(one)
+                inside.in_flight.check_open(f"{call.tool.name!r} was not sent")
+            self._claim, self._call = await self._claimed(call), call  # at once: a Ctrl-C leaves no claim to nobody
         except BaseException as error:
             self._busy.close()
             llm_spans.refused(self._asked, self._span, error)
@@ -361,7 +371,6 @@ class LlmCall:
             if inside is not None and isinstance(error, BudgetExceeded) and not error.in_flight:
                 inside.doom(error)
             raise
-        self._call = call
         self._growth.begin()
         calls_held.set((*calls_held.get()[-_MOST_HELD:], call.id))
         self._started_us = now_us() if self._claim is None else self._claim.record.started_us
@@ -419,14 +428,14 @@ class LlmCall:
             self._inside.doom(error)
         return error
 
-    async def end(self, error: BaseException | None) -> None:
-        """Settle it; ``error`` is what ended it, if anything did."""
+    async def end(self, error: BaseException | None, *, sent: bool = True) -> None:
+        """Settle it; ``error`` is what ended it, if anything did. Not ``sent``: a Ctrl-C came before its block."""
         if self._call is None or self._is_over:
             return
         self._is_over = True
         self._growth.end()
         try:
-            ended, spent = self._ended(error)
+            ended, spent = self._ended(error, sent=sent)
             self._booked = spent.usage
             if self._claim is not None:
                 self._record = await self._engine.ledger.end(self._call, self._claim, ended, spent)
@@ -447,11 +456,11 @@ class LlmCall:
             seconds=(now_us() - self._started_us) / 1e6, error=error,
         )  # fmt: skip
 
-    def _ended(self, error: BaseException | None) -> tuple[Ended, Spent]:
+    def _ended(self, error: BaseException | None, *, sent: bool) -> tuple[Ended, Spent]:
         """How it ended, and what is booked for it."""
         if self._usage is not None:
             return Ended(state=CallState.DONE, value=told(self._usage)), self._spent(self._usage)
-        if error is not None and self._is_free(error):
+        if error is not None and (not sent or self._is_free(error)):
             return Ended(state=CallState.FAILED, error=error), ONLY_COUNTED
         if error is not None:
             return Ended(state=CallState.UNKNOWN, error=error), self._unsaid()

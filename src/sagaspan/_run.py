@@ -608,11 +608,14 @@ class Run:
         """Open it; a run around that is being undone must not miss it."""
         if self._outer is None:
             return await self._open(wanted, span, backend)
-        self._outer.in_flight.begins(f"the run {self.id!r} was not entered")
-        try:
-            return await self._open(wanted, span, backend)
-        finally:
-            self._outer.in_flight.ended()
+        around = self._outer.in_flight
+        entering = around.one()
+        with entering:
+            try:
+                around.check_open(f"the run {self.id!r} was not entered")
+                return await self._open(wanted, span, backend)
+            finally:
+                around.forget(entering)
 
     async def _open(self, wanted: RunRecord, span: Span, backend: Backend) -> saga.Entered:
         """Enter the run in the ledger; with ``fail_open`` and the store down it is entered nowhere, for reads only."""
@@ -652,28 +655,32 @@ class Run:
     async def _leave(self, error: BaseException | None, backend: Backend) -> Undone | None:
         if self.inherited:  # a child unwinds its parent's block: how that run ends is decided there
             return None
-        error = error or self._course.doomed
-        report: Undone | None = None
-        if self._outer is not None:  # two rollbacks, its own and that of the run around, must not meet
-            self._outer.in_flight.goes_on()
+        if self._outer is None:
+            try:
+                return await self._leave_as(error or self._course.doomed, backend)
+            finally:
+                self.engine.first_end()
+        around = self._outer.in_flight
+        leaving = around.one()
+        with leaving:  # two rollbacks, its own and that of the run around, must not meet
+            try:
+                return await self._leave_as(error or self._course.doomed, backend)
+            finally:
+                self._outer.left_within(self.id, self.record.state)
+                around.forget(leaving)
+
+    async def _leave_as(self, error: BaseException | None, backend: Backend) -> Undone | None:
         try:
             with spans.current(self._span):
                 if not self.record.on_record:
                     self._end_unrecorded(error)
                 elif not self.replaying:
-                    report = await self._leaving.end_or_let_go(error, backend)
+                    return await self._leaving.end_or_let_go(error, backend)
                 elif self._course.aborted is not None:
-                    report = await self._leaving.abort_now(backend)
+                    return await self._leaving.abort_now(backend)
+                return None
         finally:
-            try:
-                self._over(error or (self._course.stopped.error if self._course.stopped else None))
-            finally:  # or else the run around would wait for this one
-                if self._outer is not None:
-                    self._outer.left_within(self.id, self.record.state)
-                    self._outer.in_flight.ended()
-            if self._outer is None:
-                self.engine.first_end()
-        return report
+            self._over(error or (self._course.stopped.error if self._course.stopped else None))
 
     def _end_unrecorded(self, error: BaseException | None) -> None:
         """Nothing was written in it, so nothing is undone."""

@@ -133,3 +133,41 @@ def test_a_call_that_a_ctrl_c_ends_is_waited_for_by_nobody(guard: Guard) -> None
         assert not owner.held("body:"), where
     assert len(running) > 1  # a body that goes on is said to
     gc.collect()  # now, and in no other test: what was broken off is closed then, and says so
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_nested_run_that_a_ctrl_c_ends_is_waited_for_by_nobody(guard: Guard) -> None:
+    act = guard.tool("act", effect="write")(lambda n: n)
+
+    def work() -> None:
+        with guard.run("job"), guard.run("part"):
+            act(1)
+
+    for where, error in interrupted_everywhere(work, _ctrl_c, within=("sagaspan/_run.py", "sagaspan/_in_flight.py")):
+        assert error is None or isinstance(error, KeyboardInterrupt), where
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_model_call_that_a_ctrl_c_keeps_from_being_sent_costs_nothing(guard: Guard) -> None:
+    """Nor is it waited for by whoever leaves the run."""
+    sent: list[str] = []
+
+    def work() -> None:
+        sent.clear()
+        with guard.run("job"), guard.llm_call("gpt-4o-mini", input_tokens=10, max_output_tokens=10) as call:
+            sent.append("yes")
+            call.settle(input_tokens=10, output_tokens=10)
+
+    def ctrl_c() -> None:
+        if not sent:
+            raise KeyboardInterrupt
+
+    kept: set[str] = set()
+    for where, error in interrupted_everywhere(work, ctrl_c, within=("sagaspan/_llm.py", "sagaspan/_in_flight.py")):
+        assert error is None or isinstance(error, KeyboardInterrupt), where
+        calls = guard.calls.list(open=False, limit=1)
+        assert sent or all(str(call.state) != "running" for call in calls), where
+        kept |= {str(call.state) for call in calls}
+    assert kept == {"done", "failed"}
+    gc.collect()

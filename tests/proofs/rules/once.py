@@ -792,6 +792,24 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(b) 11",
+        rule="Leaving a run waits for no nested run that a Ctrl-C has ended.",
+        file=_RUN,
+        old="        with entering:\n",
+        new="        entering.acquire()\n        if True:\n",
+        tests=("tests/ledger/test_interrupted.py::test_a_nested_run_that_a_ctrl_c_ends_is_waited_for_by_nobody",),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="A call of a model that a Ctrl-C keeps from being sent costs nothing.",
+        file="src/sagaspan/_llm.py",
+        old="            run_sync(self.end(error, sent=False))\n",
+        new="            pass\n",
+        tests=(
+            "tests/ledger/test_interrupted.py::test_a_model_call_that_a_ctrl_c_keeps_from_being_sent_costs_nothing",
+        ),
+    ),
+    Rule(
+        section="(b) 11",
         rule="A body that a Ctrl-C ends at any moment is not said to run.",
         file=_ATTEMPTS,
         old="    try:\n        running.begins()\n",
