@@ -11,8 +11,8 @@ from typing import Final
 from sagaspan import _clock as clock
 from sagaspan import _owner as owner
 from sagaspan._durations import microseconds
-from sagaspan.ledger.records import CallRecord, Phase, RunRecord
-from sagaspan.ledger.retention import SETTLED_CALLS, SETTLED_RUNS, Kept, Rules, call_kept_because, kept_because
+from sagaspan.ledger.records import SETTLED, CallRecord, Phase, RunRecord
+from sagaspan.ledger.retention import SETTLED_RUNS, Kept, Rules, call_kept_because, kept_because
 from sagaspan.ledger.store import Family, Forgotten, Store
 
 BATCH_RUNS: Final = 50
@@ -155,7 +155,7 @@ class Pruner:
         reason = call_kept_because(call, self._rules)
         if reason is None and call.phase is Phase.COMPENSATION:
             step = self._store.get_call(call.compensates or "")
-            if step is not None and step.state not in SETTLED_CALLS:
+            if step is not None and step.state not in SETTLED:
                 reason = Kept.OPEN  # how often it was tried decides when it is tried again
         if reason is not None:
             self._kept[reason] += 1

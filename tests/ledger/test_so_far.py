@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +9,7 @@ import pytest
 
 from sagaspan import Guard
 from sagaspan.stores import connect
-from sagaspan.stores.sqlite import SqliteStore
-
-
-class Earlier:
-    """A store as somebody made it before stores could count."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "tally_of":
-            raise AttributeError(name)
-        return getattr(self._store, name)
-
-
-class Weighed(SqliteStore):
-    """A store that knows how many rows were read of it."""
-
-    rows = 0
-
-    def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
-        found = super()._fetch(query, values)
-        self.rows += len(found)
-        return found
+from tests.ledger.stores import Earlier, Weighed
 
 
 class Backwards:

@@ -19,7 +19,7 @@ from sagaspan._waiting import Waiting
 from sagaspan.exceptions import CallInProgress, KeyConflict, LoopDetected, OutcomeUnknown, RunClosed
 from sagaspan.keys import KeySource
 from sagaspan.ledger.encryption import check_fingerprint
-from sagaspan.ledger.families import family, outermost
+from sagaspan.ledger.families import open_family, outermost
 from sagaspan.ledger.in_doubt import FindProbe, declare_lost, earliest_sent_us, history, resolve_in_doubt
 from sagaspan.ledger.judgement import Judge, Verdict
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, call_info
@@ -168,7 +168,7 @@ class Answers:
 
     async def check_resolved(self, call: Call) -> None:
         """A resume that takes another path starts no write while an earlier one is in doubt, of any run it is in."""
-        for other in await call.io(self._family, call.run):
+        for other in await call.io(self._open_steps, call.run):
             if not other.declared_write or other.state not in (*IN_DOUBT, CallState.RUNNING):
                 continue
             other = await self.find_out(other, call)
@@ -179,8 +179,8 @@ class Answers:
                     call=call_info(other), tool_ran="no",
                 )  # fmt: skip
 
-    def _family(self, run: RunRecord) -> list[CallRecord]:
-        return list(family(self._store, outermost(self._store, run)))
+    def _open_steps(self, run: RunRecord) -> list[CallRecord]:
+        return list(open_family(self._store, outermost(self._store, run)))
 
 
 def _claimable(call: Call, record: CallRecord) -> Again:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
-from sagaspan.ledger.store import Store
+from sagaspan.ledger.records import SETTLED, CallRecord, CallState, RunRecord, RunState
+from sagaspan.ledger.store import Sifting, Store
 
 _ENDED: Final = (RunState.COMPLETED, RunState.FAILED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
 _TO_BE_UNDONE: Final = (CallState.COMPENSATING, CallState.COMPENSATION_FAILED)
@@ -17,6 +17,17 @@ def family(store: Store, run: RunRecord) -> Iterator[CallRecord]:
     yield from store.calls_of(run.namespace, run.id)
     for child in store.children_of(run.namespace, run.id):
         yield from family(store, child)
+
+
+def open_family(store: Store, run: RunRecord) -> Iterator[CallRecord]:
+    """Those of ``family`` that are not settled; of a store that can sift them, no others are read."""
+    sifting: Sifting | None = store if hasattr(store, "open_calls_of") else None  # type: ignore[assignment] # just seen
+    if sifting is not None:
+        yield from sifting.open_calls_of(run.namespace, run.id)
+    else:
+        yield from (call for call in store.calls_of(run.namespace, run.id) if call.state not in SETTLED)
+    for child in store.children_of(run.namespace, run.id):
+        yield from open_family(store, child)
 
 
 def outermost(store: Store, run: RunRecord) -> RunRecord:

@@ -21,11 +21,8 @@ from sagaspan._clock import monotonic, now_us
 from sagaspan._waiting import Waiting, check_goes_on
 from sagaspan.exceptions import ConfigurationError, LockConflict
 from sagaspan.ledger.families import is_over, outermost
-from sagaspan.ledger.records import CallRecord, CallState, LockRecord, RunRecord
+from sagaspan.ledger.records import SETTLED, CallRecord, LockRecord, RunRecord
 from sagaspan.ledger.store import Change, Commit, LockChange, Store
-
-_SETTLED: Final = (CallState.DONE, CallState.FAILED, CallState.COMPENSATED, CallState.REFUSED)
-
 
 MAX_LOCKS: Final = 100
 """How many locks one call can take."""
@@ -157,7 +154,7 @@ def held_by_run(store: Store, run: RunRecord) -> tuple[str, ...]:
 
 def held_by_call(store: Store, call: CallRecord) -> tuple[str, ...]:
     """The names of the locks that a call outside any run holds."""
-    if call.locks is None or call.state in _SETTLED:
+    if call.locks is None or call.state in SETTLED:
         return ()
     return tuple(row.name for row in store.locks_of(call.namespace, call.run_id) if row.call_id == call.id)
 
@@ -179,7 +176,7 @@ def _is_free(store: Store, lock: LockRecord) -> bool:
         run = store.get_run(lock.namespace, lock.run_id)
         return run is None or is_over(store, run)
     call = store.get_call(lock.call_id)
-    return call is None or call.state in _SETTLED
+    return call is None or call.state in SETTLED
 
 
 def _may_wait(store: Store, call: Call, lock: LockRecord) -> bool:

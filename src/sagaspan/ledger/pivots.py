@@ -14,7 +14,7 @@ from sagaspan._clock import monotonic
 from sagaspan._waiting import Waiting, check_goes_on
 from sagaspan.exceptions import CallInProgress, OutcomeUnknown
 from sagaspan.ledger.committed import is_committed
-from sagaspan.ledger.families import family, outermost
+from sagaspan.ledger.families import family, open_family, outermost
 from sagaspan.ledger.records import CallRecord, CallState, RunRecord, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
 from sagaspan.ledger.store import Barrier, Store
@@ -74,7 +74,7 @@ async def wait_for_steps(store: Store, call: Call, resolve: Resolve, deadline: f
 
 def _first_open(store: Store, call: Call) -> CallRecord | None:
     but: Collection[str] = (call.id, *call.ancestors)
-    steps = (step for step in family(store, outermost(store, call.run)) if step.id not in but)
+    steps = (step for step in open_family(store, outermost(store, call.run)) if step.id not in but)
     return next((step for step in steps if _is_open(step)), None)
 
 

@@ -40,6 +40,10 @@ class CallState(StrEnum):
     COMPENSATION_FAILED = "compensation_failed"
 
 
+SETTLED: Final = (CallState.DONE, CallState.FAILED, CallState.REFUSED, CallState.COMPENSATED)
+"""Where a call is when nobody has to do anything about it any more; all other states are open."""
+
+
 class RunState(StrEnum):
     """Where a run is. ``failed``: it ended in an error and there was nothing to undo."""
 

@@ -12,12 +12,11 @@ from enum import StrEnum
 from typing import Final
 
 from sagaspan.keys import BUSINESS_SCOPE
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState
+from sagaspan.ledger.records import SETTLED, CallRecord, CallState, RunRecord, RunState
 from sagaspan.ledger.resolution import DUPLICATE
 from sagaspan.ledger.store import Family
 
 SETTLED_RUNS: Final = (RunState.COMPLETED, RunState.FAILED, RunState.COMPENSATED)
-SETTLED_CALLS: Final = (CallState.DONE, CallState.FAILED, CallState.REFUSED, CallState.COMPENSATED)
 
 
 class Kept(StrEnum):
@@ -57,7 +56,7 @@ def kept_because(family: Family, rules: Rules) -> Kept | None:
 def call_kept_because(call: CallRecord, rules: Rules) -> Kept | None:
     """As ``kept_because``, for one call. An effect that came twice is open until the extra one is undone."""
     extra = call.scope.startswith(DUPLICATE) and call.state is not CallState.COMPENSATED
-    if call.state not in SETTLED_CALLS or extra or call.id in rules.undecided:
+    if call.state not in SETTLED or extra or call.id in rules.undecided:
         return Kept.OPEN
     if call.scope == BUSINESS_SCOPE and call.state is CallState.DONE and not rules.forget_keys:
         return Kept.KEY

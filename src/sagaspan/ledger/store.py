@@ -359,6 +359,13 @@ class Tallying(Protocol):
         """What a run has done, with ``limit`` kinds of what would be undone."""
 
 
+class Sifting(Protocol):
+    """As ``Tallying``, for ``ledger.families.open_family``."""
+
+    def open_calls_of(self, namespace: str, run_id: str) -> list[CallRecord]:
+        """The calls of a run that are not ``SETTLED``, in claim order."""
+
+
 class Store(Protocol):
     """Durable records; safe for any number of threads and processes.
 

@@ -171,6 +171,10 @@ class SqlReads(ABC):
         """All calls of a run in claim order, compensations among them."""
         return self._calls("namespace = ? and run_id = ? order by claim_seq", (namespace, run_id))
 
+    def open_calls_of(self, namespace: str, run_id: str) -> list[CallRecord]:
+        """The calls of a run that are not settled; see ``Sifting.open_calls_of``."""
+        return self._calls(f"namespace = ? and run_id = ? and {OPEN} order by claim_seq", (namespace, run_id))
+
     def tally_of(self, namespace: str, run_id: str, *, limit: int) -> Tally:
         """What a run has done, counted where its calls are; see ``Tallying.tally_of``."""
         rows = self._fetch(_TALLY, (*(namespace, run_id) * 2, max(limit, 1)))

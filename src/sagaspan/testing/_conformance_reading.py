@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sagaspan.ledger.families import open_family
 from sagaspan.ledger.records import CallState, LeaseRecord, Phase, RunState, UsageRecord
 from sagaspan.ledger.so_far import tally_of
 from sagaspan.ledger.store import Family, ReserveChange, SpendChange, Tally, Undoable, UsageChange
@@ -110,6 +111,19 @@ class ReadingConforms:
         assert tally_of(store, "n", "r", limit=0) == replace(tally, undoable=(), more=3)
         assert tally_of(store, "n", "q", limit=9) == Tally(1, 10, (Undoable("other", "run", 1),))
         assert type(tally.cost) is int
+
+    def test_what_is_open_of_a_run_is_found(self, make_store: MakeStore) -> None:
+        """In claim order, and nothing of another run or namespace; also without ``open_calls_of``."""
+        store = make_store()
+        saved(store, opening(), opening(id="q"), opening(namespace="m"))
+        calls = [claiming(id=str(number), key=str(number), effect="read") for number in range(6)]
+        others = claiming(id="q0", key="q0", run_id="q"), claiming(id="m0", key="m0", namespace="m")
+        saved(store, *reversed(calls), *others)
+        for call, event in zip(calls, (CallEvent.SUCCEED, CallEvent.FAIL, CallEvent.LOSE), strict=False):
+            saved(store, moving(call.record, event))
+        run = store.get_run("n", "r")
+        assert run is not None
+        assert [call.id for call in open_family(store, run)] == ["5", "4", "3", "2"]
 
     def test_the_turns_of_a_thread_are_numbers(self, make_store: MakeStore) -> None:
         """``THREAD/n``, the highest first, and nothing that only looks like one."""

@@ -436,7 +436,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 12",
         rule="A call in doubt outside any run keeps its locks.",
         file=_LOCKING,
-        old="    return call is None or call.state in _SETTLED\n",
+        old="    return call is None or call.state in SETTLED\n",
         new="    return call is None or call.state is not CallState.RUNNING\n",
         tests=(_LOCKS + "test_a_call_in_doubt_outside_any_run_keeps_them",),
     ),
