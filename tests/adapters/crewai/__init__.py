@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 import warnings
 
@@ -20,6 +22,8 @@ with warnings.catch_warnings():
     pytest.importorskip("crewai", exc_type=ImportError)
 
 from crewai.memory.storage.factory import set_memory_storage_factory
+
+atexit.register(shutil.rmtree, os.environ["CREWAI_STORAGE_DIR"], ignore_errors=True)
 
 
 class Nowhere:
