@@ -7,11 +7,12 @@ drop-in clients and the adapters are made of it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -115,7 +116,7 @@ class LlmCall:
         self._answers = False
         self._started_us = 0
         self._booked: UsageRecord | None = None
-        self._busy = ExitStack()
+        self._busy = threading.Lock()
         self._is_over = False
         self._span: Span = INVALID_SPAN
         self._tells = False
@@ -207,10 +208,12 @@ class LlmCall:
             said.record_output(self._span, output)
 
     def __enter__(self) -> Self:
+        is_new = self._call is None
         try:
             run_sync(self.begin(SYNC))
         except BaseException as error:
-            run_sync(self.end(error, sent=False))
+            if is_new:
+                run_sync(self.end(error, sent=False))
             raise
         return self
 
@@ -223,10 +226,12 @@ class LlmCall:
             run_sync(self.end(error))
 
     async def __aenter__(self) -> Self:
+        is_new = self._call is None
         try:
             await self.begin(ASYNCIO)
         except BaseException as error:
-            await self.end(error, sent=False)
+            if is_new:
+                await self.end(error, sent=False)
             raise
         return self
 
@@ -242,7 +247,7 @@ class LlmCall:
         """
         reaper.be_ready()
         self._answers = True
-        self._busy.close()
+        self._let_go()
         self.reads()
 
     def reads(self) -> None:
@@ -359,13 +364,12 @@ class LlmCall:
                     f"{call.tool.name!r} was not sent: a hard budget of money holds, and {bound.missing}"
                 )
             if inside is not None:
-                one = inside.in_flight.one()
-                self._busy.callback(inside.in_flight.forget, one)
-                self._busy.enter_context(one)
+                self._busy = inside.in_flight.one()
+                self._busy.acquire()
                 inside.in_flight.check_open(f"{call.tool.name!r} was not sent")
             self._claim, self._call = await self._claimed(call), call  # at once: a Ctrl-C leaves no claim to nobody
         except BaseException as error:
-            self._busy.close()
+            self._let_go()
             llm_spans.refused(self._asked, self._span, error)
             live.drop(self._secrets)
             if inside is not None and isinstance(error, BudgetExceeded) and not error.in_flight:
@@ -440,14 +444,32 @@ class LlmCall:
             if self._claim is not None:
                 self._record = await self._engine.ledger.end(self._call, self._claim, ended, spent)
         finally:
-            self._busy.close()
+            try:  # noqa: SIM105 - a Ctrl-C may come where a function of Python begins, and none before this line
+                self._busy.release()
+            except RuntimeError:  # its answer came piece by piece, or it was in no run
+                pass
+            self._let_go()
             reading.ended(self._call.id)
             calls_held.set(tuple(held for held in calls_held.get() if held != self._call.id))
             self._record_output()
-            ending = self._ending(error)
-            llm_spans.close(self._span, ending)
-            llm_spans.measure(self._asked, ending, self._span)
+            self._tell(error, sent=sent)
             live.drop(self._secrets)
+
+    def _let_go(self) -> None:
+        """Leaving the run waits for it no longer."""
+        with contextlib.suppress(RuntimeError):
+            self._busy.release()
+        if self._inside is not None:
+            self._inside.in_flight.forget(self._busy)
+
+    def _tell(self, error: BaseException | None, *, sent: bool) -> None:
+        """End its span, and count it."""
+        if error is not None and not sent:
+            llm_spans.refused(self._asked, self._span, error)
+            return
+        ending = self._ending(error)
+        llm_spans.close(self._span, ending)
+        llm_spans.measure(self._asked, ending, self._span)
 
     def _ending(self, error: BaseException | None) -> llm_spans.Ending:
         return llm_spans.Ending(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,24 @@ def test_what_a_write_of_a_resumed_run_reads_does_not_grow_with_its_run(tmp_path
                 act("new")
                 read.append(store.rows - before)
     assert read[0] == read[1]
+
+
+@pytest.mark.parametrize("column", ["state", "phase"])
+def test_a_write_that_nobody_can_read_is_in_doubt(tmp_path: Path, column: str) -> None:
+    """A row of a later version, or a damaged one: what it says may have happened."""
+    file = tmp_path / "ledger.db"
+    with Guard(f"sqlite:///{file}") as guard:
+        act, _ = _tools(guard)
+        with guard.run(id="a") as run:
+            act(1)
+            run.pause()
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("pragma ignore_check_constraints = on")
+        connection.execute(f"update calls set {column} = 'sending'")
+    with Guard(f"sqlite:///{file}") as guard:
+        act, _ = _tools(guard)
+        with pytest.raises(OutcomeUnknown, match="did not run: nobody knows whether 'act'"), guard.run(id="a"):
+            act("new")
 
 
 def test_a_store_that_cannot_sift_finds_the_same_doubt(store_url: str) -> None:

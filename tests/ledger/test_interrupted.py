@@ -7,9 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from sagaspan import Guard, Run, StoreUnavailable
+from sagaspan import Guard, Run, StoreUnavailable, semconv
+from sagaspan import _metrics as metrics
 from sagaspan import _owner as owner
+from sagaspan._llm import LlmCall
+from sagaspan._llm_growth import Growth
 from sagaspan.ledger.leases import Lease
 from tests.moments import interrupted_everywhere
 
@@ -171,3 +175,44 @@ def test_a_model_call_that_a_ctrl_c_keeps_from_being_sent_costs_nothing(guard: G
         kept |= {str(call.state) for call in calls}
     assert kept == {"done", "failed"}
     gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_model_call_that_a_ctrl_c_ends_is_waited_for_by_nobody(guard: Guard) -> None:
+    def work() -> None:
+        with guard.run("job"), guard.llm_call("gpt-4o-mini", input_tokens=10, max_output_tokens=10) as call:
+            call.settle(input_tokens=10, output_tokens=10)
+
+    for where, error in interrupted_everywhere(work, _ctrl_c, within=("sagaspan/_in_flight.py",)):
+        assert error is None or isinstance(error, KeyboardInterrupt), where
+    gc.collect()
+
+
+def test_a_model_call_is_over_before_what_a_ctrl_c_may_break_off(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlmCall, "_let_go", lambda _: _ctrl_c())
+    with pytest.raises(KeyboardInterrupt), guard.run("job") as run, guard.llm_call("gpt-4o-mini") as call:
+        call.settle(input_tokens=10, output_tokens=10)
+    assert not run.in_flight
+
+
+def test_a_model_call_that_was_not_sent_took_no_time(
+    guard: Guard, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as one that was refused: not executed, and in no histogram."""
+    measured: list[float] = []
+    monkeypatch.setattr(metrics, "model_call", lambda seconds, *_: measured.append(seconds))
+
+    def work() -> None:
+        with guard.llm_call("gpt-4o-mini", input_tokens=10, max_output_tokens=10):
+            pytest.fail("a Ctrl-C came before")
+
+    def begin(_: Growth) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Growth, "begin", begin)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    (span,) = (span for span in spans.get_finished_spans() if span.name.startswith("chat"))
+    assert span.attributes is not None
+    assert span.attributes[semconv.CALL_EXECUTED] is False
+    assert not measured

@@ -56,6 +56,22 @@ def test_a_call_is_settled_with_what_it_used(guard: Guard, ledger: Path) -> None
     assert (record.tool, record.state) == ("chat cheap", "done")
 
 
+def test_a_call_that_is_entered_again_in_its_block_is_still_booked(guard: Guard) -> None:
+    with guard.run("r", id="r"), guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call:
+        with pytest.raises(ConfigurationError, match="was made already"), call:
+            pytest.fail("entered twice")
+        call.settle(input_tokens=1000, output_tokens=500)
+    assert guard.usage(run="r").spent == Decimal("0.006")
+
+
+async def test_an_async_call_that_is_entered_again_in_its_block_is_still_booked(guard: Guard) -> None:
+    async with guard.run("r", id="r"), guard.llm_call("cheap", input_tokens=1000, max_output_tokens=500) as call:
+        with pytest.raises(ConfigurationError, match="was made already"):
+            async with call:
+                pytest.fail("entered twice")
+    assert guard.usage(run="r").spent == Decimal("0.006")
+
+
 def test_a_run_knows_what_it_used(guard: Guard) -> None:
     """So far, with what is left of the budget that it was given."""
     with guard.run("r", budget="0.01 USD") as run:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from sagaspan import _clock as clock
 from sagaspan.ledger.records import (
+    SETTLED,
     ApprovalRecord,
     ApprovalState,
     AuditRow,
@@ -27,6 +28,7 @@ from sagaspan.ledger.records import (
     LimitRecord,
     LockRecord,
     LoopRecord,
+    Phase,
     RunRecord,
     RunState,
     UsageTotals,
@@ -92,6 +94,11 @@ OPEN: Final = (
 """As the partial index ``calls_open`` says it, so that it is used."""
 _NOBODY_S: Final = "(state = 'unknown' and coalesce(effect, '') = 'read' and locks is null)"
 """A read or a call of a model in doubt: it changed nothing, and what it may have cost is booked."""
+
+_UNSETTLED: Final = (
+    f"not (state in ({', '.join(map(repr, map(str, SETTLED)))}) and phase in ({', '.join(map(repr, map(str, Phase)))}))"
+)
+"""Also of which nobody knows what it says: ``columns.call_record`` gives that to a person."""
 
 # From one to the next along the primary key: as many steps as there are namespaces, however many runs.
 _NAMESPACES: Final = """
@@ -173,7 +180,7 @@ class SqlReads(ABC):
 
     def open_calls_of(self, namespace: str, run_id: str) -> list[CallRecord]:
         """The calls of a run that are not settled; see ``Sifting.open_calls_of``."""
-        return self._calls(f"namespace = ? and run_id = ? and {OPEN} order by claim_seq", (namespace, run_id))
+        return self._calls(f"namespace = ? and run_id = ? and {_UNSETTLED} order by claim_seq", (namespace, run_id))
 
     def tally_of(self, namespace: str, run_id: str, *, limit: int) -> Tally:
         """What a run has done, counted where its calls are; see ``Tallying.tally_of``."""

@@ -255,6 +255,14 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="design 3",
+        rule="A row that nobody can read is open: what it says may have happened.",
+        file="src/sagaspan/stores/_reading.py",
+        old="run_id = ? and {_UNSETTLED} order",
+        new="run_id = ? and {OPEN} order",
+        tests=("tests/ledger/test_families.py::test_a_write_that_nobody_can_read_is_in_doubt",),
+    ),
+    Rule(
+        section="design 3",
         rule="A store that cannot say what is open finds the same doubts.",
         file="src/sagaspan/ledger/families.py",
         old="if call.state not in SETTLED)",
