@@ -12,8 +12,8 @@ class InFlight:
     """The calls, and nested runs being entered or left, of the run ``run_id``; ``outer`` is of the one around it.
 
     Each is a lock of its own that it has as long as it goes on, and no number in a counter: the interpreter gives a
-    lock back in one step with the end of its block. A Ctrl-C leaves none counted that is over, and whoever leaves the
-    run waits for nobody.
+    lock back in one step with the end of its ``with``, so a Ctrl-C leaves none counted that is over, for which leaving
+    the run would wait. Only a call of a model is no block, and gives its lock back itself (``LlmCall.end``).
     """
 
     def __init__(self, run_id: str, outer: InFlight | None) -> None:

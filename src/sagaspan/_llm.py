@@ -179,6 +179,11 @@ class LlmCall:
                 f"the call of {self.model!r} was booked when its block was left; settle it before, in the block"
             )
 
+    def _check_new(self) -> None:
+        """Before it is begun, and apart from that: what fails in there was not sent, and this one may have been."""
+        if self._call is not None:
+            raise ConfigurationError("this call of a model was made already; make another with guard.llm_call(...)")
+
     @property
     def tells(self) -> bool:
         """Whether what is asked and answered goes on the span: the user opted in to content, and somebody listens."""
@@ -208,12 +213,11 @@ class LlmCall:
             said.record_output(self._span, output)
 
     def __enter__(self) -> Self:
-        is_new = self._call is None
+        self._check_new()
         try:
             run_sync(self.begin(SYNC))
         except BaseException as error:
-            if is_new:
-                run_sync(self.end(error, sent=False))
+            run_sync(self.end(error, sent=False))
             raise
         return self
 
@@ -226,12 +230,11 @@ class LlmCall:
             run_sync(self.end(error))
 
     async def __aenter__(self) -> Self:
-        is_new = self._call is None
+        self._check_new()
         try:
             await self.begin(ASYNCIO)
         except BaseException as error:
-            if is_new:
-                await self.end(error, sent=False)
+            await self.end(error, sent=False)
             raise
         return self
 
@@ -341,8 +344,6 @@ class LlmCall:
     async def begin(self, backend: Backend) -> None:
         """Reserve what it may cost; raises ``BudgetExceeded``, ``PolicyDenied``, ``RunClosed`` or ``StoreError``."""
         self._handling = sys.exception()
-        if self._call is not None:
-            raise ConfigurationError("this call of a model was made already; make another with guard.llm_call(...)")
         # Who only observes would have the answer cut for a budget that refuses nothing.
         if self._limit_output and self.demand.output_tokens is None and not self._engine.limits.observes:
             await self._limit(backend)

@@ -802,8 +802,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 2",
         rule="A call of a model that a Ctrl-C keeps from being sent costs nothing.",
         file="src/sagaspan/_llm.py",
-        old="                run_sync(self.end(error, sent=False))\n",
-        new="                pass\n",
+        old="            run_sync(self.end(error, sent=False))\n",
+        new="            pass\n",
         tests=(
             "tests/ledger/test_interrupted.py::test_a_model_call_that_a_ctrl_c_keeps_from_being_sent_costs_nothing",
         ),
@@ -812,8 +812,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 2",
         rule="A call of a model that was sent is booked, whoever enters it again.",
         file="src/sagaspan/_llm.py",
-        old="            if is_new:\n                run_sync(",
-        new="            if True:\n                run_sync(",
+        old="        self._check_new()\n        try:\n            run_sync(",
+        new="        try:\n            self._check_new()\n            run_sync(",
         tests=("tests/llm/test_metering.py::test_a_call_that_is_entered_again_in_its_block_is_still_booked",),
     ),
     Rule(
