@@ -66,7 +66,7 @@ def _dbos(store: str, least: float) -> Row:
     return Row(
         f"a step of DBOS against a guarded call, {STORES[store]}", lambda found: found[where]["ratio"], "x",
         least=least, told=lambda found: "{dbos:,.0f} us, guarded {sagaspan:,.0f} us".format(**found[where]),
-        why="both wait for one flush a step; where that is most of the time, no ratio can be large.",
+        why=_SHARE_OF_A_STEP,
     )  # fmt: skip
 
 
@@ -132,13 +132,18 @@ _CPU: Final = (
     "the larger the ratio: see what the ratios depend on, below."
 )
 _PROCESSOR: Final = (
-    "absolute figures of the processor. In a quicker hour of this machine they were 35.6 us, 2.5 us, 48,654 spans/s "
-    "and 39 ms. Of a span more than half is the SDK's own: where that alone took 15.7 us, it was 25.9 us."
+    "absolute figures of the processor; of a span more than half is the SDK's own. What they were in other hours of "
+    "one machine is below, in what the ratios depend on."
 )
 _IN_TURN: Final = (
-    "threads of one process take turns with the interpreter. With the ledger in memory a call takes 300 us of the CPU "
-    "in a quick hour of this machine, and 640 us with eight threads in the one of this table: 3,300 and 1,600 calls a "
-    "second at the most. The disk stands in the way no more: while it flushes for several of them, the others write on."
+    "threads of one process take turns with the interpreter. What a call takes of the CPU with the ledger in memory, "
+    "where it waits for no disk, is the limit: below, in what the ratios depend on. The disk stands in the way no "
+    "more: while it flushes for several of them, the others write on."
+)
+_SHARE_OF_A_STEP: Final = (
+    "a guarded call takes no less than its own statements do by hand (above, without budgets). Where they alone take "
+    "more than the share of a step of DBOS that the target leaves, no library around them can hold it; where they take "
+    "less, what is missing is the interpreter's."
 )
 _ROUND_TRIPS: Final = (
     "by hand, the two statements are sent ready-made. The library makes them: it hashes, encodes and audits both "
