@@ -434,7 +434,7 @@ class LlmCall:
         return error
 
     async def end(self, error: BaseException | None, *, sent: bool = True) -> None:
-        """Settle it; ``error`` is what ended it, if anything did. Not ``sent``: a Ctrl-C came before its block."""
+        """Settle it; ``error`` is what ended it, if anything did. Not ``sent``: it was interrupted before its block."""
         if self._call is None or self._is_over:
             return
         self._is_over = True
