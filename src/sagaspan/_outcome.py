@@ -2,7 +2,8 @@
 
 The rule is section 3 of the design ("What an exception means"). Proof is: ``NotApplied`` or a type the policy names; a
 request that was never sent; an HTTP refusal (4xx other than 408, 409, 425); or a ``raise`` statement of the tool's
-own package that was not made while handling something else.
+own package that was not made while handling something else. A framework or an adapter is no tool's own package: what
+it raises is made of another program's answer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from sagaspan.policy import Outcome, Policy
 _log = logging.getLogger("sagaspan")
 _UNSURE_STATUS: Final = frozenset({408, 409, 425})
 _RAISE: Final = dis.opmap["RAISE_VARARGS"]
+_FRAMEWORKS: Final = frozenset({"crewai", "fastmcp", "langchain", "langgraph", "mcp", "mcpadapt"})
+"""Their packages, and those of their families (``langchain_mcp_adapters``)."""
 
 
 def outcome_of(error: BaseException, policy: Policy, module: str, handling: BaseException | None) -> Outcome:
@@ -74,6 +77,8 @@ def _raised_by(module: str, error: BaseException) -> bool:
     if isinstance(error, (AssertionError, BaseExceptionGroup)):
         return False
     package = module.partition(".")[0]
+    if package.partition("_")[0] in _FRAMEWORKS:
+        return False
     last = _last(error.__traceback__)
     if last is None or not _belongs(last.tb_frame, package):
         return False

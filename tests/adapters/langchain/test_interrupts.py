@@ -16,7 +16,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 from pydantic import ValidationError
 
-from sagaspan import ApprovalPending, Approve, Edit, Guard
+from sagaspan import ApprovalDenied, ApprovalPending, Approve, Edit, Guard
 from tests.adapters.langchain.scripts import Step, answers, ask, calls_of, model, on, states
 
 World = list[Any]
@@ -400,7 +400,10 @@ async def test_a_node_that_calls_a_gated_tool_pauses(guard: Guard, world: World,
 
     def work() -> str:
         look.invoke({"what": "x"})
-        return str(pay.invoke({"to": "A"}))
+        try:
+            return str(pay.invoke({"to": "A"}))
+        except ApprovalDenied as denied:
+            return str(denied)
 
     agent = guard.wrap(_plain(work), ONE)
     answer, done, told = DECIDED[decision]
