@@ -10,11 +10,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping
 
+from sagaspan._names import is_glob
 from sagaspan.amounts import Unit
 from sagaspan.budget import Budget, window_start
 from sagaspan.ledger.limits import row_of
 from sagaspan.ledger.records import RunRecord, RunState, UsageTotals
 from sagaspan.ledger.store import CarryChange, Store
+from sagaspan.ledger.tool_names import ToolNames
 
 _OPEN = (RunState.RUNNING, RunState.PAUSED, RunState.HELD)
 _PAGE = 1000
@@ -42,12 +44,15 @@ def _used(store: Store, namespace: str, pattern: str, since_us: int) -> Iterator
     kind, _, name = pattern.partition(":")
     if kind == "run":
         yield from _used_by_runs(store, namespace, name, since_us)
-    elif not any(character in name for character in "*?["):
-        for totals in store.usage_of(namespace, {kind: name}, since_us=since_us):
-            yield pattern, totals
+    elif not is_glob(name):
+        for one in sorted({name, *(ToolNames(store, namespace).tools(name) if kind == "tool" else ())}):
+            for totals in store.usage_of(namespace, {kind: one}, since_us=since_us):
+                yield f"{kind}:{one}", totals
     else:
+        names = ToolNames(store, namespace)
         for totals in store.usage_of(namespace, {}, since_us=since_us, by=kind):
-            if totals.key is not None and fnmatch.fnmatchcase(f"{kind}:{totals.key}", pattern):
+            known_as = () if totals.key is None else names.of(totals.key) if kind == "tool" else (totals.key,)
+            if any(fnmatch.fnmatchcase(f"{kind}:{one}", pattern) for one in known_as):
                 yield f"{kind}:{totals.key}", totals
 
 
@@ -58,8 +63,9 @@ def _used_by_runs(store: Store, namespace: str, name: str, since_us: int) -> Ite
         return
     outer, _, tool = name.rpartition("/")
     if outer and store.get_run(namespace, outer) is not None:  # of one tool in one run
-        for totals in store.usage_of(namespace, {"run": outer, "tool": tool}, since_us=since_us):
-            yield f"run:{name}", totals
+        for one in sorted({tool, *ToolNames(store, namespace).tools(tool)}):
+            for totals in store.usage_of(namespace, {"run": outer, "tool": one}, since_us=since_us):
+                yield f"run:{outer}/{one}", totals
         return
     for run in _open_runs(store, namespace):  # no other one calls anything
         if fnmatch.fnmatchcase(run.id, name):

@@ -32,7 +32,7 @@ from sagaspan._told import remember_call
 from sagaspan._tool import Tool, redefined
 from sagaspan.approvers import Approver
 from sagaspan.budget import Budget
-from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, SagaspanError
+from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, SagaspanError, StoreError
 from sagaspan.keys import CallKey, KeySource
 from sagaspan.ledger.fail_open import Outage, may_run_unrecorded
 from sagaspan.ledger.judgement import Judge
@@ -41,6 +41,7 @@ from sagaspan.ledger.ledger import Ledger
 from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, call_info
 from sagaspan.ledger.store import Store
+from sagaspan.ledger.tool_names import record_names
 from sagaspan.loops import ALLOWED
 from sagaspan.notify import Notify
 from sagaspan.scopes import BudgetBook
@@ -88,6 +89,7 @@ class Engine:
         self.budget = budget
         self.loop = loop
         self.at_first_end: Callable[[], None] | None = None
+        self.before_first_call: Callable[[], None] | None = None
         self._unsaid: set[str] = set()
         self.middleware = users_layers(middleware)
         self.innermost: tuple[Middleware, ...] = ()
@@ -96,6 +98,7 @@ class Engine:
 
     def _work_on(self, store: Store) -> None:
         self.store = store
+        self._names_on_record: set[tuple[str, ...]] = set()
         if self.codec is not None:
             store.seal.encrypt(self.namespace, self.codec)
         self.known.work_on(store.seal)
@@ -183,8 +186,7 @@ class Engine:
         """Send one call through the onion; returns what the caller of the tool gets, or raises it."""
         if self.in_force.watch is not None:
             tool = await self.in_force.as_now(tool, backend)
-        if self.known.unresolved:
-            self.known.resolve_names()
+        await self._prepare(tool, backend)
         if self.codec is not None:
             await self.spelling.prove_codec(backend)
         run = self.run_in_force(backend, tool)
@@ -209,6 +211,20 @@ class Engine:
                 raise
             finally:
                 run.in_flight.forget(in_flight)
+
+    async def _prepare(self, tool: Tool, backend: Backend) -> None:
+        """Do what is done once, before the first call of any tool or of this one; raises ``ConfigurationError``."""
+        if self.before_first_call is not None:
+            self.before_first_call()
+        if self.known.unresolved:
+            self.known.resolve_names(tool)
+        if len(tool.known_as) > 1 and tool.known_as not in self._names_on_record:
+            try:
+                await backend.io(record_names, self.store, self.namespace, tool.known_as, tool.title)
+            except StoreError as error:  # the claim decides what a store that is down means for this call
+                _log.debug("the names of tool %r are not on record: %s", tool.name, error)
+            else:
+                self._names_on_record.add(tool.known_as)
 
     async def _call_in(self, run: Run, call: Call) -> Result:
         """Send a call of a run through the onion, and keep the run's books of it."""
@@ -243,6 +259,7 @@ class Engine:
         tool = await self.in_force.as_now(tool, backend)
         if not self.may_ask(tool):
             return None
+        await self._prepare(tool, backend)
         run = self.run_in_force(backend, tool)
         call = make_call(self, tool, arguments, {}, tool.invoke, backend, origin, run)
         if run is not None:
@@ -255,6 +272,8 @@ class Engine:
 
     async def send(self, tool: Tool, record: CallRecord, run: RunRecord, backend: Backend) -> Result:
         """Send the deferred call ``record`` for ``run``, from its record alone; raises as ``Ledger.send``."""
+        if self.known.unresolved:
+            self.known.resolve_names(tool)
         return await self._sending(
             Call(
                 id=record.id,

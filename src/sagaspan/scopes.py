@@ -104,13 +104,16 @@ class BudgetBook:
             if any(character in name for character in "*?["):
                 self._globs[name] = tuple(Placed(budget, name, rank_of(name)) for budget in found)
 
-    def of(self, scope: str, *, ending: str = "") -> tuple[Placed, ...]:
-        """The budgets of ``scope``; empty if none is declared for it.
+    def of(self, *spellings: str, endings: tuple[str, ...] = ("",)) -> tuple[Placed, ...]:
+        """The budgets of a scope, which has a spelling for each name of its tool; empty if none is declared for it.
 
-        ``ending``: only of globs that end so. ``run:*`` fits ``run:R/TOOL`` too, and means all that a run does.
+        ``endings``: only of globs that end so. ``run:*`` fits ``run:R/TOOL`` too, and means all that a run does.
         """
-        globs = (own for glob, own in self._globs.items() if glob.endswith(ending) and fnmatch.fnmatchcase(scope, glob))
-        fitting = [self.exactly(scope), *globs]
+        globs = (
+            own for glob, own in self._globs.items()
+            if glob.endswith(endings) and any(fnmatch.fnmatchcase(scope, glob) for scope in spellings)
+        )  # fmt: skip
+        fitting = [*map(self.exactly, spellings), *globs]
         best: dict[tuple[Unit, Window | None], Placed] = {}
         for placed in (placed for own in fitting for placed in own):
             kind = kind_of(placed.budget)
