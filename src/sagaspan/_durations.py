@@ -1,4 +1,4 @@
-"""How long: seconds or a ``timedelta`` from code, ``90s``, ``10m``, ``2h`` or ``90d`` from the command line."""
+"""How long: seconds or a ``timedelta`` from code, a text such as ``90s`` or ``90d`` from the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from sagaspan._checks import check_seconds
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def microseconds(duration: float | dt.timedelta, name: str) -> int:
@@ -18,9 +18,12 @@ def microseconds(duration: float | dt.timedelta, name: str) -> int:
 
 
 def seconds_of(text: str) -> float:
-    """The seconds of a text like ``90s``, ``10m``, ``2h``, ``90d`` or ``5``; raises ``ValueError``."""
-    unit = _UNITS.get(text[-1:])
-    seconds = float(text[:-1] if unit else text) * (unit or 1)
+    """Return the seconds of a text such as ``90s``, ``10m``, ``2h`` or ``90d``; raise ``ValueError`` for all else.
+
+    A number without a unit is refused: ``90`` means days to one person and seconds to another.
+    """
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")  # ms comes before s
+    seconds = float(text.removesuffix(unit)) * _UNITS[unit] if unit else -1
     if not 0 <= seconds < 1e10:
         raise ValueError(text)
     return seconds

@@ -320,7 +320,7 @@ class TestTraces:
         """Also while somebody else holds the index."""
         sagaspan("sql", "select 1 as a")
         with locked(home / "traces" / ".lock"):
-            answer = sagaspan("sql", "select 1 as a", "--timeout", "0.1", "--json")
+            answer = sagaspan("sql", "select 1 as a", "--timeout", "100ms", "--json")
         assert answer.code == 1
         assert "for 0.1 s" in answer.json["error"]
 

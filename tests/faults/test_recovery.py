@@ -597,7 +597,7 @@ def test_asynchronous_callers_recover_too(worker: Worker, guard: Guard) -> None:
 def test_watching_goes_on_until_a_signal(worker: Worker, program: Program, store_url: str) -> None:
     """``--watch`` recovers what dies while it runs, one after the other, and ends well on SIGTERM and SIGINT."""
     for stop in (signal.SIGTERM, signal.SIGINT):
-        watching = program.start("recover", "--watch", "--interval", "0.2")
+        watching = program.start("recover", "--watch", "--interval", "200ms")
         assert watching.stdout is not None
         assert watching.stdout.readline().startswith("Watching: every 0.2 s, until Ctrl+C or SIGTERM.")
         for number in (1, 2):
@@ -654,7 +654,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 def test_what_the_command_line_queues_a_watcher_undoes(worker: Worker, program: Program, store_url: str) -> None:
     """A whole run and a single call: asked for by a process without tools, done once by one that has them."""
-    watching = program.start("recover", "--watch", "--interval", "0.2")
+    watching = program.start("recover", "--watch", "--interval", "200ms")
     _booked(worker, store_url, "a")
     flight, _ = _booked(worker, store_url, "b")
     for what in (["a"], ["b", "--call", flight]):

@@ -55,7 +55,7 @@ def recover(told: Path) -> None:
         return taken
 
     _saga.take_over = timed
-    sys.argv = ["sagaspan", "recover", "--watch", "--interval", "0.2", "--app", "tests.proofs.orphans:guard"]
+    sys.argv = ["sagaspan", "recover", "--watch", "--interval", "200ms", "--app", "tests.proofs.orphans:guard"]
     try:
         main()
     finally:

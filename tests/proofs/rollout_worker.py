@@ -85,7 +85,7 @@ def recover() -> None:
     """The real program."""
     from sagaspan.cli import main
 
-    sys.argv = ["sagaspan", "recover", "--watch", "--interval", "0.2", "--app", "tests.proofs.rollout_worker:guard"]
+    sys.argv = ["sagaspan", "recover", "--watch", "--interval", "200ms", "--app", "tests.proofs.rollout_worker:guard"]
     print("ready", flush=True)
     main()
 

@@ -26,36 +26,52 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def _without_unit(text: str, likely: Sequence[str]) -> str | None:
+    """Return what to write instead of a number that has no unit; None if ``text`` is no number."""
+    number = text.strip()
+    if not number.replace(".", "", 1).isdecimal():
+        return None
+    return f"{number} has no unit; write " + " or ".join(f"{number}{unit} ({_UNITS[unit]})" for unit in likely)
+
+
 class Duration(click.ParamType):  # type: ignore[type-arg] # generic only in the newest click
-    """A time like ``90s``, ``10m``, ``2h`` or ``90d``, as seconds."""
+    """A time with its unit (``250ms``, ``90s``, ``10m``, ``2h``, ``90d``), as seconds.
+
+    ``likely`` are the units that somebody who forgets one may mean; ``least`` and ``most`` are durations, too.
+    """
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds of what was typed."""
-        from sagaspan._durations import seconds_of
-
-        try:
-            return seconds_of(value) if isinstance(value, str) else float(value)
-        except ValueError:
-            self.fail(f"{value} is no time; write for example 90s, 10m, 2h or 1d", param, ctx)
-
-
-class Milliseconds(click.ParamType):  # type: ignore[type-arg] # generic only in the newest click
-    """How long a span may take, like ``250ms``, ``2s`` or ``1m``, as milliseconds."""
-
-    name = "time"
+    def __init__(self, *likely: str, least: str = "0s", most: str | None = None) -> None:
+        self.likely, self._least, self._most = likely, least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The milliseconds of what was typed."""
+        """Return the seconds of what was typed."""
         from sagaspan._durations import seconds_of
 
+        if not isinstance(value, str):
+            return float(value)
         try:
-            if not isinstance(value, str):
-                return float(value)
-            return seconds_of(value[:-2]) if value.endswith("ms") else seconds_of(value) * 1000
+            seconds = seconds_of(value)
         except ValueError:
-            self.fail(f"{value} is no time; write for example 250ms, 2s or 1m", param, ctx)
+            examples = "write for example 250ms, 90s, 10m, 2h or 1d"
+            self.fail(_without_unit(value, self.likely) or f"{value} is no time; {examples}", param, ctx)
+        if seconds < seconds_of(self._least):
+            self.fail(f"{value} is too short; write {self._least} or more", param, ctx)
+        if self._most is not None and seconds > seconds_of(self._most):
+            self.fail(f"{value} is too long; write {self._most} or less", param, ctx)
+        return seconds
+
+
+class Milliseconds(Duration):
+    """A time with its unit, as milliseconds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the milliseconds of what was typed."""
+        return super().convert(value, param, ctx) * (1000 if isinstance(value, str) else 1)
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg] # generic only in the newest click
@@ -76,7 +92,8 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic only in the n
         try:
             return dt.datetime.fromisoformat(value).astimezone()
         except ValueError:
-            self.fail(f"{value} is no time; write for example 2h, 2026-11-21 or 2026-11-21T09:30", param, ctx)
+            examples = "write for example 2h, 2026-11-21 or 2026-11-21T09:30"
+            self.fail(_without_unit(value, ("h", "d")) or f"{value} is no time; {examples}", param, ctx)
 
 
 class NotFound(click.ClickException):

@@ -138,7 +138,9 @@ def edit(settings: Settings, request_id: str, arguments: str, digest: str | None
 @click.argument("to", metavar="USER")
 @click.option("--tools", default="*", show_default=True, metavar="GLOB", help="Of which tools.")
 @click.option("--when", metavar="CEL", help="A condition over the arguments, such as 'amount <= 1000'.")
-@click.option("--for", "seconds", default="8h", show_default=True, type=Duration(), help="How long, at most 30d.")
+@click.option(
+    "--for", "seconds", default="8h", show_default=True, type=Duration("m", "h"), help="How long, at most 30d."
+)
 @namespace_option
 @common_options
 @pass_settings
@@ -153,7 +155,11 @@ def delegate(settings: Settings, to: str, tools: str, when: str | None, seconds:
 
 @approvals.command()
 @click.option(
-    "--interval", default=0.5, show_default=True, type=click.FloatRange(0.05, 60), help="Seconds between two looks."
+    "--interval",
+    default="500ms",
+    show_default=True,
+    type=Duration("ms", "s", least="50ms", most="1m"),
+    help="The time between two looks.",
 )
 @namespace_option
 @common_options

@@ -24,7 +24,7 @@ _KEPT: Final = {
 
 
 @click.command()
-@click.option("--older-than", type=Duration(), required=True, help="Settled for so long, e.g. 90d.")
+@click.option("--older-than", type=Duration("s", "d"), required=True, help="Settled for so long, e.g. 90d.")
 @click.option("--forget-keys", is_flag=True, help="Also runs with done calls under business keys.")
 @click.option("--namespace", help="Only this namespace; default: all.")
 @click.option("--vacuum", is_flag=True, help="Give the room back to the disk; agents wait meanwhile.")

@@ -33,10 +33,16 @@ _COUNTED: Final = {"alone": "calls by themselves"}
 @click.command()
 @click.option("--watch", is_flag=True, help="Go on until SIGINT or SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@click.option("--older-than", type=Duration(), help="Only what gave no sign of life for so long, e.g. 90s, 10m, 2h.")
+@click.option(
+    "--older-than", type=Duration("s", "m"), help="Only what gave no sign of life for so long, e.g. 90s, 10m, 2h."
+)
 @click.option("--limit", type=click.IntRange(1), help="At most so many runs (with --watch: a round).")
 @click.option(
-    "--interval", default=10.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Of --watch: seconds."
+    "--interval",
+    default="10s",
+    show_default=True,
+    type=Duration("s", "m", least="100ms", most="1h"),
+    help="Of --watch: the time between two rounds.",
 )
 @common_options
 @pass_settings

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from sagaspan.cli._index import sync_index
-from sagaspan.cli._options import NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._options import Duration, NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._output import copy_to_file, form_of, writing
 from sagaspan.cli._render import emit_csv, emit_json, emit_table, say
 
@@ -32,10 +32,10 @@ _LIST: Final = ""
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="A file; needed for Parquet.")
 @click.option(
     "--timeout",
-    default=30.0,
+    default="30s",
     show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Seconds, also for waiting until others let go of the index.",
+    type=Duration("s", "m", least="1ms"),
+    help="The most it may take, waiting for others who hold the index included.",
 )
 @click.option("--max-rows", type=click.IntRange(1), help="Stop after so many rows; the default is all of them.")
 @common_options

@@ -136,7 +136,7 @@ def export_traces(
 
 
 @traces.command("prune")
-@click.option("--older-than", type=Duration(), required=True, help="Ended for so long, e.g. 90d.")
+@click.option("--older-than", type=Duration("s", "d"), required=True, help="Ended for so long, e.g. 90d.")
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask; needed where nobody can be asked, in cron, say.")
 @common_options

@@ -18,7 +18,7 @@ _KINDS = ("agent", "user", "model", "tool", "run", "tenant")
 
 @click.command()
 @click.option("--by", type=click.Choice(_KINDS), help="A line for each; without it one for all.")
-@click.option("--since", type=Duration(), help="Calls that began so long ago at most, e.g. 1h; default: all.")
+@click.option("--since", type=Duration("h", "d"), help="Calls that began so long ago at most, e.g. 1h; default: all.")
 @click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Only of this one, e.g. user:42; all must fit.")
 @namespace_option
 @common_options
