@@ -16,7 +16,7 @@ ADAPTERS = ROOT / "adapters"
 BASE = {
     "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
     "loops", "_clock", "_fork", "_reentry", "_frozen", "_owner", "_home", "rendering", "assurance",
-    "_strict_json", "_characters", "_scripts",
+    "_strict_json", "_characters", "_scripts", "_commands",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_sameness", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
@@ -62,6 +62,7 @@ ALLOWED = {
     "_defaults": BASE,
     "_loops": BASE | {"_signals", "_engine", "_run", "middleware.loop", "ledger.records"},
     "_characters": set(),
+    "_commands": {"_characters"},
     "_scripts": {"_characters"},
     "rendering": {"codecs", "_characters", "_scripts"},
     "assurance": set(),
@@ -122,13 +123,13 @@ ALLOWED = {
     "stores": BASE | {"stores", "ledger.records", "ledger.chain", "ledger.contents", "ledger.seal", "ledger.store"},
     "_endings": {"exceptions", "ledger.transitions"},
     "_steps": {"ledger"},
-    "_undone": {"ledger.records"},
+    "_undone": {"_commands", "ledger.records"},
     "_rollback": DATA | {"ledger", "_undone"},
     "_saga": DATA | {"ledger", "_endings", "_rollback", "_run_spans", "_steps", "_undone"},
     "_undo": DATA | {"ledger", "_saga", "_steps", "_undone"},
     "_retries": DATA | {"ledger", "_rollback"},
     "_alone": DATA | {"ledger", "_rollback", "_retries", "_saga"},
-    "_told": {"exceptions", "ledger.records"},
+    "_told": {"exceptions", "_commands", "ledger.records"},
     "_question": DATA | {"ledger"},
     "_coverage": set(),
     "_spelling": DATA | {"ledger"},

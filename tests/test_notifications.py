@@ -508,3 +508,15 @@ def test_a_secret_is_in_no_repr_and_a_url_in_no_ledger(make: Make, tmp_path: Pat
     _send(guard)
     assert SECRET.encode() not in b"".join(file.read_bytes() for file in tmp_path.glob("ledger.db*"))
     assert isinstance(guard._engine.notifier, Notifier)
+
+
+def test_the_next_command_of_a_hook_runs_nothing_that_an_id_says(make: Make, receiver: Receiver) -> None:
+    """Who pastes what a message names runs ``sagaspan`` with that id, and no command that stands in the id."""
+    guard = make()
+    _fail(guard, run="order-17$(touch X)")
+    _fail(guard, run="-rf")
+    _send(guard)
+    assert {told["data"]["next"] for _, told in receiver.told} == {
+        "sagaspan show 'order-17$(touch X)'",
+        "sagaspan show -- -rf",
+    }

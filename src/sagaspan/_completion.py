@@ -23,6 +23,7 @@ from sagaspan import codecs
 from sagaspan._backends import Backend
 from sagaspan._call import Result
 from sagaspan._clock import now_us
+from sagaspan._commands import resolve_command
 from sagaspan._steps import steps_of
 from sagaspan.exceptions import CallInProgress, CompensationFailed, OutcomeUnknown, RunError, RunInProgress, ScopeFrozen
 from sagaspan.ledger import transitions
@@ -75,7 +76,7 @@ class Stopped:
         where = f"{run} its deferred call {call}"
         if self.queued:
             return f"{where} is not sent yet{more}; {recover}"
-        decide = f"sagaspan calls resolve {self.call.id} OUTCOME --note WHY"
+        decide = resolve_command(self.call.id)
         if self.reason == "unresolved":
             return f"{where} may or may not have been sent{more}; find out, then say so: {decide}"
         if self.call.state is CallState.SCHEDULED:

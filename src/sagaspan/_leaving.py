@@ -18,6 +18,7 @@ from sagaspan import _undo as undo
 from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._clock import monotonic
+from sagaspan._commands import command
 from sagaspan._endings import PIVOT, Ending, ending_of
 from sagaspan._orphans import orphans_of
 from sagaspan._undone import Undone, undecided
@@ -178,8 +179,8 @@ class Leaving:
         what = ", ".join(f"{call.tool} ({call.id})" for call in orphans)
         becomes = "undone" if self._run.undo_orphans else "kept (orphans='compensate' undoes them)"
         _log.warning(
-            "run %r was resumed and took another path; done before, not asked for again, and %s: %s; sagaspan show %s",
-            self._run.id, becomes, what, self._run.id,
+            "run %r was resumed and took another path; done before, not asked for again, and %s: %s; %s",
+            self._run.id, becomes, what, command("show", self._run.id),
         )  # fmt: skip
 
     async def _has_unsent(self, backend: Backend) -> bool:
@@ -230,7 +231,7 @@ class Leaving:
             why = "; ".join((why, *self._undecided(left_by)))
             say(
                 left_by,
-                f"sagaspan: run {self._run.id!r} is held ({self._run.reason}): {why}; sagaspan show {self._run.id}",
+                f"sagaspan: run {self._run.id!r} is held ({self._run.reason}): {why}; {command('show', self._run.id)}",
             )
         if report is not None:
             original = error or self._course.doomed

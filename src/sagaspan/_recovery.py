@@ -23,6 +23,7 @@ from sagaspan._alone import undo_alone
 from sagaspan._backends import Backend
 from sagaspan._checks import check_count
 from sagaspan._clock import monotonic, now_us
+from sagaspan._commands import command
 from sagaspan._durations import microseconds
 from sagaspan._endings import PIVOT, Ending
 from sagaspan._retries import ONCE, due_us
@@ -265,7 +266,7 @@ class Recoverer:
             raise
         except Exception:  # noqa: BLE001 - whatever is wrong with it
             _log.exception(
-                "run %r could not be recovered; the others are. See: sagaspan show %s", lost.run.id, lost.run.id
+                "run %r could not be recovered; the others are. See: %s", lost.run.id, command("show", lost.run.id)
             )
             return [(lost.run, "needs_human")]
 

@@ -15,6 +15,7 @@ from sagaspan import _run_spans as run_spans
 from sagaspan import semconv
 from sagaspan._backends import Backend, Finished
 from sagaspan._clock import monotonic, now_us
+from sagaspan._commands import command
 from sagaspan._endings import Ending
 from sagaspan._rollback import PATIENT, Rollback
 from sagaspan._steps import CLOSED_WITH_OUTER, WITH_OUTER, Steps, steps_of
@@ -259,8 +260,7 @@ def _check_reopenable(store: Store, run: RunRecord) -> None:
     if open_steps:
         raise RunClosed(
             f"the run {run.id!r} cannot be reopened while {open_steps[0].tool!r} ({open_steps[0].state}) needs "
-            "a person; "
-            f"see: sagaspan show {run.id}",
+            f"a person; see: {command('show', run.id)}",
             status=run.state,
         )
 

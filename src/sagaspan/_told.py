@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
+from sagaspan._commands import resolve_command
 from sagaspan.exceptions import (
     BudgetExceeded,
     CallInProgress,
@@ -47,7 +48,7 @@ def told(error: BaseException) -> dict[str, Any] | None:
     if error.call is not None:
         data["record"] = error.call.id
         if error.tool_ran == "unknown":
-            data["next"] = f"sagaspan calls resolve {error.call.id} OUTCOME --note WHY"
+            data["next"] = str(resolve_command(error.call.id))
     return {**data, "message": str(error)}
 
 

@@ -14,6 +14,7 @@ from sagaspan import _owner as owner
 from sagaspan import _saga as saga
 from sagaspan._backends import Backend
 from sagaspan._clock import now_us
+from sagaspan._commands import command
 from sagaspan._steps import steps_of
 from sagaspan._undone import Undone, undecided
 from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, RunError, RunInProgress
@@ -121,7 +122,7 @@ async def _one_call(
     calls = await backend.io(lambda: list(family(engine.store, run)))
     step = next((call for call in calls if call.id == call_id), None)
     if step is None:
-        raise RunError(f"the run {run.id!r} has no call {call_id!r}; see: sagaspan show {run.id}")
+        raise RunError(f"the run {run.id!r} has no call {call_id!r}; see: {command('show', run.id)}")
     if probe:
         step = await engine.resolve_in_doubt(step, backend)
     if step.state in _UNDONE and not is_unsent(step):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sagaspan._commands import command, resolve_command
 from sagaspan.ledger.records import CallInfo, CallState, is_encrypted
 
 
@@ -40,11 +41,11 @@ class Undone:
         running = {step.id for step in self.unfinished}
         failed = [step for step in self.failed if step.id not in running]
         if failed:
-            parts.append(f"NOT undone, a person must look: {_names(failed)} (sagaspan show {run_id})")
+            parts.append(f"NOT undone, a person must look: {_names(failed)} ({command('show', run_id)})")
         if running:
             parts.append(
                 f"NOT undone yet, because what undoes it still runs: {_names(self.unfinished)}; its end is recorded "
-                f"(sagaspan show {run_id})"
+                f"({command('show', run_id)})"
             )
         if self.queued:
             parts.append(
@@ -68,10 +69,7 @@ def undecided(step: CallInfo) -> str:
             f"{step.tool!r} happened, but its body still runs, and an undo must not come before all of its action; try "
             "again when it has ended"
         )
-    return (
-        f"nobody knows whether {step.tool!r} happened; find out, then say so: sagaspan calls resolve {step.id} OUTCOME "
-        "--note WHY"
-    )
+    return f"nobody knows whether {step.tool!r} happened; find out, then say so: {resolve_command(step.id)}"
 
 
 def lacking(step: CallInfo, where: str = "in this process") -> str:

@@ -10,6 +10,7 @@ from sagaspan import _owner as owner
 from sagaspan._backends import ASYNCIO
 from sagaspan._checks import check_choice, check_count, check_name
 from sagaspan._clock import now_us
+from sagaspan._commands import command
 from sagaspan._freezes import Frozen, freeze, unfreeze
 from sagaspan._probe import NOT_GIVEN
 from sagaspan.exceptions import ConfigurationError, ResolutionError
@@ -255,5 +256,5 @@ def _resolution(outcome: Resolution | str) -> Resolution:
 def _stale(record: CallRecord, expected: int) -> str:
     return (
         f"call {record.id} of tool {record.tool!r} has changed since version {expected}, so nothing was decided; look "
-        f"again: sagaspan show {record.id}"
+        f"again: {command('show', record.id)}"
     )

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from sagaspan import codecs
+from sagaspan._commands import CommandLine, command
 from sagaspan._owner import names_a_process
 from sagaspan.cli._next import next_commands
 from sagaspan.cli._options import Settings
 from sagaspan.cli._render import short, when
-from sagaspan.cli._trace_export import cell, fenced
+from sagaspan.cli._trace_export import cell, code, fenced
 from sagaspan.cli._trace_tree import cost
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState, CallInfo, CallState, Phase, RunInfo, RunState, moment
 from sagaspan.ledger.requests import decided_by, denials_of
@@ -150,15 +151,16 @@ def _open(store: Any, record: Any, run: RunInfo, requests: Sequence[ApprovalReco
 
         steps = steps_of(store, record)
         calls |= {step.id: step for step in (*steps.unresolved, *steps.undoable, *steps.not_compensable)}
-    rows = [(call.tool, call.state, " or ".join(next_commands(call))) for call in calls.values()]
-    rows = [row for row in rows if row[2]]
+    rows: list[tuple[object, ...]] = [
+        (call.tool, call.state, lines) for call in calls.values() if (lines := next_commands(call))
+    ]
     rows += [
-        (one.tool, "waits for approval", f"sagaspan approvals approve {one.id}")
+        (one.tool, "waits for approval", command("approvals approve", one.id))
         for one in requests
         if one.state is ApprovalState.PENDING
     ]
     if run.orphans:
-        rows.append(("run", "writes that were not asked for again", f"sagaspan runs show {run.id}"))
+        rows.append(("run", "writes that were not asked for again", command("runs show", run.id)))
     if run.locks:
         rows.append(("run", f"holds locks: {', '.join(run.locks)}", "they go when the run is over"))
     if not rows:
@@ -173,7 +175,7 @@ def _nested(store: Any, run: RunInfo) -> Iterator[str]:
     if children:
         yield "## Runs nested in it"
         yield ""
-        rows = ((one.id, one.name, one.state, f"sagaspan runs export {one.id} --format md") for one in children)
+        rows = ((one.id, one.name, one.state, command("runs export", one.id, format="md")) for one in children)
         yield from _table(("run", "name", "state", "its report"), rows)
 
 
@@ -218,11 +220,17 @@ def _table(columns: Sequence[str], rows: Any) -> Iterator[str]:
     yield f"| {' | '.join(columns)} |"
     yield f"| {' | '.join('---' for _ in columns)} |"
     for row in rows:
-        yield f"| {' | '.join('' if value is None else cell(value) for value in row)} |"
+        yield f"| {' | '.join(map(_cell, row))} |"
     yield ""
 
 
 def _requests(store: Any, run: RunInfo) -> list[ApprovalRecord]:
+def _cell(value: object) -> str:
+    if isinstance(value, CommandLine):
+        return code(value)
+    return " or ".join(map(_cell, value)) if isinstance(value, list) else "" if value is None else cell(value)
+
+
     from sagaspan.cli._decided import requests_of
 
     return requests_of(store, run.namespace, run.id)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sagaspan._commands import CommandLine, command, resolve_command
 from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunInfo, RunRecord, RunState
 
-RECOVER = "sagaspan recover --app MODULE:GUARD"
+RECOVER: Final = command("recover", app="MODULE:GUARD")
 """Goes on after a process that died, and undoes what waits for the tools."""
 
 _NOT_SENT: Final = (CallState.SCHEDULED, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN)
@@ -14,34 +15,29 @@ _NOT_SENT: Final = (CallState.SCHEDULED, CallState.RUNNING, CallState.UNKNOWN, C
 Call = CallInfo | CallRecord
 
 
-def next_commands(call: Call) -> list[str]:
+def next_commands(call: Call) -> list[CommandLine]:
     """What to type for a call that is not settled, or stands although its run was rolled back; the best one first."""
     if call.state is CallState.UNKNOWN and call.effect == "read" and not call.locks:
         return []  # nobody has anything to decide
     if call.phase is Phase.COMPENSATION:
-        return [f"sagaspan show {call.compensates}"]
+        return [command("show", call.compensates or "")]
     if call.state is CallState.COMPENSATION_FAILED:
-        return [f"{undo_command(call)} --app MODULE:GUARD", undone_command(call)]
+        return [undo_command(call).adding(app="MODULE:GUARD"), undone_command(call)]
     if call.state is CallState.COMPENSATING:
         return [RECOVER]
     if call.state is CallState.DONE:
         return [undo_command(call) if call.compensate else undone_command(call)]
-    return [f"sagaspan calls resolve {call.id} OUTCOME --note WHY"]
+    return [resolve_command(call.id)]
 
 
-def undo_command(call: Call) -> str:
+def undo_command(call: Call) -> CommandLine:
     """The command that undoes a call alone."""
-    return f"sagaspan compensate {call.run_id} --call {call.id}"
+    return command("compensate", call.run_id, call=call.id)
 
 
-def undone_command(call: Call) -> str:
+def undone_command(call: Call) -> CommandLine:
     """The command by which a person says that a call was undone by hand."""
-    return f"sagaspan calls resolve {call.id} compensated --note WHY"
-
-
-def result_command(call: Call) -> str:
-    """The command that gives the result of a done call whose result nobody has."""
-    return f"sagaspan calls resolve {call.id} happened --result JSON --note WHY"
+    return command("calls resolve", call.id, "compensated", note="WHY")
 
 
 def is_to_be_undone(store: Any, run: RunRecord) -> bool:

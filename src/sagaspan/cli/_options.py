@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 
 from sagaspan._checks import without_password
+from sagaspan._commands import CommandLine, command
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -158,19 +158,17 @@ class Settings:
     def again(self) -> str:
         """How to call the program so that it looks at the same place: what ``demo`` tells people to type."""
         # Under `uv run` in a checkout nothing is on the shell's own PATH.
-        program = (
-            "uv run --no-dev --extra langchain sagaspan" if os.environ.get("UV_RUN_RECURSION_DEPTH") else "sagaspan"
-        )
-        return self.located(program)
+        runner = "uv run --no-dev --extra langchain " if os.environ.get("UV_RUN_RECURSION_DEPTH") else ""
+        return runner + self.located(command(""))
 
-    def command(self, text: str) -> str:
-        """A command of ours that looks at the same place: what to type next."""
-        return self.located(f"sagaspan {text}") + (f" --app {shlex.quote(self.app)}" if self.app else "")
+    def command(self, verb: str, *words: str) -> CommandLine:
+        """Return a command of ours that looks at the same place: what to type next."""
+        return self.located(command(verb, *words)).adding(app=self.app or None)
 
-    def located(self, command: str) -> str:
-        """``command``, so that it looks at the same place; without a password, for what is shown is kept in logs."""
-        named = ((" --home ", self.home), (" --store ", self.store and without_password(self.store)))
-        return command + "".join(f"{option}{shlex.quote(str(value))}" for option, value in named if value)
+    def located(self, line: CommandLine) -> CommandLine:
+        """Return ``line`` looking at the same place; without a password, for what is shown is kept in logs."""
+        store = without_password(self.store) if self.store else None
+        return line.adding(home=self.home or None, store=store)
 
     @property
     def traces(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -85,6 +86,12 @@ def cell(text: object) -> str:
     for character in "\\`*_{}[]<>|#":
         plain = plain.replace(character, f"\\{character}" if character != "<" else "&lt;")
     return plain.replace("\n", " ")
+
+
+def code(text: str) -> str:
+    """Return ``text`` as code in a table of Markdown: what is copied from it is what it says."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}".replace("|", "\\|")
 
 
 def fenced(text: str) -> str:

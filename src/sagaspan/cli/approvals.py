@@ -193,7 +193,7 @@ def print_request(request: ApprovalRequest, settings: Settings, *, full: bool = 
         emit_block(f"{'denied by':<12}{denied_by(_store(settings), request)}")
     if request.state is ApprovalState.PENDING:
         for verb in ("approve", "deny"):
-            click.echo(f"{'next':<12}{settings.command(f'approvals {verb} {request.id}')}")
+            click.echo(f"{'next':<12}{settings.command(f'approvals {verb}', request.id)}")
 
 
 def the_request(settings: Settings, prefix: str) -> tuple[Approvals, ApprovalRequest]:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import click
 
+from sagaspan._commands import command, result_command
 from sagaspan.cli._found import the_call, with_namespaces
-from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, next_commands, result_command
+from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, next_commands
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, lately, say, short, visible
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState
@@ -153,7 +154,7 @@ def resolve(
     say(f"Call {visible(decided.id)} ({visible(decided.tool)}) is {decided.state}: {means}.")
     if decided.state is CallState.DONE and decided.result_lost is not None:
         say("Nobody said what it returned, so who asks for it again gets an error. Say it (null, if it was nothing):")
-        say(f"  {settings.located(result_command(decided))}")
+        say(f"  {settings.located(result_command(decided.id))}")
     run = store.get_run(record.namespace, record.run_id)
     if run is not None and not run.is_session:
         say(_what_now(store, run, settings))
@@ -168,7 +169,7 @@ def _what_now(store: Any, run: RunRecord, settings: Settings) -> str:
     if not is_to_be_undone(store, run):
         return f"{again}."
     if is_in_doubt(store, run):
-        show = settings.located(f"sagaspan show {run.id}")
+        show = settings.located(command("show", run.id))
         return f"{name} is to be undone, when what else is in doubt in it is decided: {show}"
     return f"{again}. If nobody enters it, recovery undoes it: {settings.located(RECOVER)}"
 

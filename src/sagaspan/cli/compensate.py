@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sagaspan._commands import CommandLine, command
 from sagaspan.cli._found import the_call, the_run
-from sagaspan.cli._next import next_commands, undone_command
+from sagaspan.cli._next import next_commands, undo_command, undone_command
 from sagaspan.cli._options import (
     DONE,
     NEEDS_PERSON,
@@ -97,9 +98,7 @@ def _the_run(store: Any, run_id: str, namespace: str | None) -> RunRecord:
         calls = [] if error.matches else store.match_calls(run_id, namespace=namespace)
         if len(calls) != 1:
             raise
-        raise NotFound(
-            f"{run_id!r} is a call; to undo it alone: sagaspan compensate {calls[0].run_id} --call {calls[0].id}"
-        ) from error
+        raise NotFound(f"{run_id!r} is a call; to undo it alone: {undo_command(calls[0])}") from error
 
 
 class _Work:
@@ -219,16 +218,17 @@ class _Work:
         where = "here" if app is None else f"where {app} is imported"
         return f"{lacking(step, where)}, so this"
 
-    def _next(self, report: Undone, *, dry_run: bool) -> list[str]:
-        lines = [self._settings.command(f"show {step.id}") for step in report.failed]
-        ours = [command for step in report.unresolved if step.state != "done" for command in next_commands(step)]
+    def _next(self, report: Undone, *, dry_run: bool) -> list[CommandLine]:
+        lines = [self._settings.command("show", step.id) for step in report.failed]
+        ours = [line for step in report.unresolved if step.state != "done" for line in next_commands(step)]
         if not dry_run:
             ours += [undone_command(step) for step in report.not_compensable]
         lines += map(self._settings.located, ours)
         if report.queued:
-            again = f"compensate {self._run.id}" + (f" --call {self._call.id}" if self._call else "")
-            app = "" if self._settings.app_named else " --app MODULE:GUARD"
-            lines.append(self._settings.command(again if dry_run else "recover") + app)
+            again = command("compensate", self._run.id, call=self._call and self._call.id)
+            line = self._settings.located(again if dry_run else command("recover"))
+            app = self._settings.app or (None if self._settings.app_named else "MODULE:GUARD")
+            lines.append(line.adding(app=app))
         return lines
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from sagaspan._commands import quoted
 from sagaspan.cli._options import Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, plain_error, say, short
 from sagaspan.exceptions import ConfigurationError
@@ -217,7 +218,7 @@ def _what_next(runs: list[RunInfo], settings: Settings) -> None:
     say(f"  {again} show {runs[0].id}")
     say(f"  {again} runs list")
     if settings.store is None:
-        say(f"  {again} compensate {runs[1].id} --app sagaspan.cli.demo")
+        say(f"  {again} compensate {quoted(runs[1].id)} --app sagaspan.cli.demo")
     count = "select tool, state, count(*) as calls from tool_calls where executed group by all order by all"
     say(f'  {again} sql "{count}"')
     say(f"  {again} status")

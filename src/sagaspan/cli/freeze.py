@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import click
@@ -32,7 +31,7 @@ def freeze(settings: Settings, scope: str, reason: str, actor: str | None, names
         emit_json(frozen)
     else:
         say(f"{visible(scope)} is frozen from the next claim on, by {visible(frozen.by)}.", "yellow")
-        say(f"To let it go on: {settings.command(f'unfreeze {shlex.quote(visible(scope))}')}")
+        say(f"To let it go on: {settings.command('unfreeze', scope)}")
 
 
 @click.command()

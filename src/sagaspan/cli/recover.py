@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sagaspan.cli._next import needed_by
+from sagaspan._commands import command
+from sagaspan.cli._next import RECOVER, needed_by
 from sagaspan.cli._options import DONE, NEEDS_PERSON, Duration, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_block, emit_json, emit_line, say, visible
 from sagaspan.ledger.records import CallState
@@ -160,7 +161,7 @@ class _Work:
             names = {name for run in report.queued for name in needed_by(run)}
             names |= {call.compensate for call in report.alone if call.compensate}
             waits = f"what waits for {visible(', '.join(sorted(names)))}" if names else "it"
-            say(f"To go on with {waits}: sagaspan recover --app MODULE:GUARD")
+            say(f"To go on with {waits}: {RECOVER}")
         if self._app is not None:
             for run in report.queued:
                 self._explain(run, self._app)
@@ -181,7 +182,7 @@ class _Work:
             where = self._settings.app_named or ""
             emit_block(
                 f"run {visible(run.id)} waits for {visible(', '.join(names))}, which {visible(where)} has not. If "
-                f"nobody has it any more, undo it by hand, and say so of each call: sagaspan show {visible(run.id)}",
+                f"nobody has it any more, undo it by hand, and say so of each call: {command('show', run.id)}",
                 "magenta",
             )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Final
@@ -121,7 +120,7 @@ def pause(settings: Settings, run_id: str, reason: str, actor: str | None, names
         emit_json(frozen)
     else:
         say(f"run {visible(run.id)} begins nothing more, from its next call on.", "yellow")
-        say(f"To let it go on: {settings.command(f'runs resume {shlex.quote(visible(run.id))}')}")
+        say(f"To let it go on: {settings.command('runs resume', run.id)}")
 
 
 @runs.command()
@@ -218,8 +217,9 @@ def _say_next(run: RunInfo, settings: Settings) -> None:
     """What is left of a run that needs a person, step by step."""
     if run.status not in (RunState.HELD, RunState.PARTIALLY_COMPENSATED):
         return
+    from sagaspan._commands import result_command
     from sagaspan._steps import steps_of
-    from sagaspan.cli._next import next_commands, result_command
+    from sagaspan.cli._next import next_commands
 
     store = settings.open_store()
     record = store.get_run(run.namespace, run.id)
@@ -228,10 +228,10 @@ def _say_next(run: RunInfo, settings: Settings) -> None:
     steps = steps_of(store, record)
     partly = run.status is RunState.PARTIALLY_COMPENSATED
     left = (*steps.unresolved, *((*steps.undoable, *steps.not_compensable) if partly else ()))
-    rows = [(step.tool, step.state, settings.located(command)) for step in left for command in next_commands(step)]
+    rows = [(step.tool, step.state, settings.located(line)) for step in left for line in next_commands(step)]
     if not partly:  # it goes on through its calls: one whose result nobody has stops it
         lost = [call for call in run.calls if call.state is CallState.DONE and call.result_lost is not None]
-        rows += [(call.tool, call.state, settings.located(result_command(call))) for call in lost]
+        rows += [(call.tool, call.state, settings.located(result_command(call.id))) for call in lost]
     if rows:
         say("")
         emit_table(("tool", "state", "next"), rows, title="what needs you")

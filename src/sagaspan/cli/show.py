@@ -9,10 +9,11 @@ from typing import Any, Final
 import click
 
 from sagaspan import codecs
+from sagaspan._commands import CommandLine, command, result_command
 from sagaspan._owner import names_a_process
 from sagaspan.cli._decided import as_data, deciders_of, requests_of
 from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
-from sagaspan.cli._next import next_commands, result_command
+from sagaspan.cli._next import next_commands
 from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_block, emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
@@ -92,8 +93,8 @@ def print_call(call: CallInfo, settings: Settings) -> None:
     for name, value in facts:
         if value:
             emit_block(f"  {name:<16} {visible(value)}")
-    for command in _next(call, audit):
-        say(f"  {'next':<16} {settings.located(command)}")
+    for line in _next(call, audit):
+        say(f"  {'next':<16} {settings.located(line)}")
     say("")
     _emit_history(history)
 
@@ -133,12 +134,12 @@ def _person(actor: str) -> str:
     return "" if names_a_process(actor) else actor
 
 
-def _next(call: CallInfo, audit: list[Any]) -> list[str]:
+def _next(call: CallInfo, audit: list[Any]) -> list[CommandLine]:
     if call.state in _OPEN:
         return next_commands(call)
     if happened_after_all(audit):
-        return [*next_commands(call), f"sagaspan calls resolve {call.id} happened --note WHY"]
-    return [result_command(call)] if call.state is CallState.DONE and call.result_lost is not None else []
+        return [*next_commands(call), command("calls resolve", call.id, "happened", note="WHY")]
+    return [result_command(call.id)] if call.state is CallState.DONE and call.result_lost is not None else []
 
 
 def _holder(call: CallInfo, settings: Settings) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import click
 
 from sagaspan import codecs
+from sagaspan._commands import CommandLine, command
 from sagaspan._endings import PIVOT
 from sagaspan._owner import NOBODY
 from sagaspan.cli._found import with_namespaces
@@ -47,7 +47,7 @@ class Item:
     what: str
     state: str
     why: str
-    next: str
+    next: CommandLine
     locks: tuple[str, ...] = ()
 
 
@@ -87,11 +87,11 @@ def _freeze_items(store: Any, namespace: str | None) -> Iterator[Item]:
     several = len(store.namespaces()) > 1
     for one in frozen(store, namespace):
         run = run_of(one.scope)
-        verb = f"unfreeze {shlex.quote(one.scope)}" if run is None else f"runs resume {shlex.quote(run)}"
+        line = command("unfreeze", one.scope) if run is None else command("runs resume", run)
         yield Item(
             kind="freeze", id=one.scope, namespace=one.namespace, what=one.scope, state="frozen",
             why=f"by {one.by} since {one.since:%Y-%m-%d %H:%M} UTC: {short(one.reason, 80)}",
-            next=f"sagaspan {verb}" + (f" --namespace {one.namespace}" if several else ""),
+            next=line.adding(namespace=one.namespace if several else None),
         )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def _policy_items(store: Any, namespace: str | None) -> Iterator[Item]:
             yield Item(
                 kind="policy", id=stale.version, namespace=space, what=stale.path, state="stale",
                 why=f"was changed and cannot be put in force, so this version of it stays: {short(stale.problem, 200)}",
-                next=f"sagaspan policy check {shlex.quote(stale.path)}",
+                next=command("policy check", stale.path),
             )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def _approval_items(store: Any, namespace: str | None) -> Iterator[Item]:
         yield Item(
             kind="approval", id=request.id, namespace=request.namespace, what=request.tool, state=request.state,
             why=f"waits for approval ({len(request.approved_by)} of {request.approvers})",
-            next=f"sagaspan approvals show {request.id}",
+            next=command("approvals show", request.id),
         )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
             due = not is_in_doubt(store, run)
             why = _UNDOING if due else _UNDOING_LATER
         if why is not None:
-            show = f"sagaspan show {run.id}" + (f" --namespace {run.namespace}" if several else "")
+            show = command("show", run.id, namespace=run.namespace if several else None)
             yield Item(
                 kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
                 why=why if run.reason is None else f"{why} ({run.reason})", next=RECOVER if orphaned or due else show,
@@ -170,11 +170,12 @@ def _stopped(store: Any, run: RunRecord) -> Item | None:
         return None
     failed = call.state is CallState.FAILED
     what = "failed, so it was not sent" if failed else "may or may not have been sent"
+    again = "; entering the run again sends it again" if failed else ""
     problem = "" if call.error_message is None else f" ({short(codecs.legible(call.error_message), 80)})"
     return Item(
         kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
-        why=f"has ended well, but its deferred call {call.tool} {what}{problem}",
-        next=("enter it again, or " if failed else "") + next_commands(call)[0], locks=held_by_run(store, run),
+        why=f"has ended well, but its deferred call {call.tool} {what}{problem}{again}",
+        next=next_commands(call)[0], locks=held_by_run(store, run),
     )  # fmt: skip
 
 
@@ -213,7 +214,7 @@ def _undelivered(store: Any, namespace: str | None) -> Iterator[Item]:
         yield Item(
             kind="notification", id=dead.id, namespace=dead.namespace, what=f"{dead.kind} of {dead.about}",
             state="undelivered", why=f"{dead.hook} did not take it in {dead.attempts} attempts: {dead.error}",
-            next=f"sagaspan notifications retry {dead.id}",
+            next=command("notifications retry", dead.id),
         )  # fmt: skip
 
 

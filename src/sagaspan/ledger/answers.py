@@ -14,6 +14,7 @@ from sagaspan import codecs, semconv
 from sagaspan._backends import Backend
 from sagaspan._call import Call, Result
 from sagaspan._clock import monotonic, now_us
+from sagaspan._commands import command, resolve_command
 from sagaspan._probe import Probe
 from sagaspan._waiting import Waiting
 from sagaspan.exceptions import CallInProgress, KeyConflict, LoopDetected, OutcomeUnknown, RunClosed
@@ -202,4 +203,4 @@ def marks(call: Call) -> str | None:
 
 def decide(record: CallRecord) -> str:
     """What whoever knows what became of a call in doubt does."""
-    return f"Find out (sagaspan show {record.id}), then say so: sagaspan calls resolve {record.id} OUTCOME --note WHY"
+    return f"Find out ({command('show', record.id)}), then say so: {resolve_command(record.id)}"

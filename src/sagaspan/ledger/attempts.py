@@ -24,6 +24,7 @@ from sagaspan import _spans as spans
 from sagaspan._backends import BodyTimeout
 from sagaspan._call import Call
 from sagaspan._clock import now_us
+from sagaspan._commands import command, resolve_command
 from sagaspan._context import call_in_force
 from sagaspan._outcome import outcome_of
 from sagaspan._tool import INJECTED
@@ -361,9 +362,7 @@ def _timed_out(call: Call, seconds: float) -> ToolTimeout:
         return ToolTimeout(f"tool {call.tool.name!r} did not answer within {seconds:g} s")
     return ToolTimeout(
         f"tool {call.tool.name!r} did not answer within {seconds:g} s; its effect may still "
-        "come, so it "
-        f"is not repeated. Find out (sagaspan show {call.id}), then say so: sagaspan calls resolve {call.id} OUTCOME "
-        "--note WHY"
+        f"come, so it is not repeated. Find out ({command('show', call.id)}), then say so: {resolve_command(call.id)}"
     )
 
 

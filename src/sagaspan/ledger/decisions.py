@@ -12,6 +12,7 @@ from typing import Any, Final
 from sagaspan import _owner as owner
 from sagaspan import codecs
 from sagaspan._clock import new_id, now_us
+from sagaspan._commands import command
 from sagaspan._tool import Reads
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger import approvals
@@ -139,8 +140,8 @@ def _informed(record: ApprovalRecord, make_digest: Digest, only: Condition, view
         view = view_of(record, make_digest)
     if only.shown is not None and only.shown != view.shown:
         raise ResolutionError(
-            f"the request {record.id} says something else by now than what was shown; look again: sagaspan approvals "
-            f"show {record.id}",
+            f"the request {record.id} says something else by now than what was shown; look again: "
+            f"{command('approvals show', record.id)}",
             tool_ran="no",
         )
     return view
@@ -180,7 +181,7 @@ def _check_digest(record: ApprovalRecord, digest: str | None) -> None:
     if digest is not None and digest != record.digest:
         raise ResolutionError(
             f"the request {record.id} is about other arguments than those with the digest {digest!r}; look again: "
-            f"sagaspan approvals show {record.id}",
+            f"{command('approvals show', record.id)}",
             tool_ran="no",
         )
 

@@ -17,6 +17,7 @@ from sagaspan import codecs
 from sagaspan._backends import UNWATCHED, BodyTimeout
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, new_id, now_us
+from sagaspan._commands import command
 from sagaspan._compensation import is_async_callable
 from sagaspan._console import Console, somebody_is_there
 from sagaspan._context import approver_here, nothing_in_force
@@ -117,7 +118,7 @@ class Desk:
         if not is_whole:
             raise ApprovalDenied(
                 f"tool {call.tool.name!r} did not run: the approval {record.id} cannot be used, because its row in the "
-                f"ledger was changed. See: sagaspan approvals show {record.id}"
+                f"ledger was changed. See: {command('approvals show', record.id)}"
             )
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -361,7 +362,7 @@ def _check_executor(call: Call, record: ApprovalRecord) -> None:
 def _pending(call: Call, record: ApprovalRecord) -> ApprovalPending:
     again = "call it again" if call.run.is_session else f"enter the run {call.run.id!r} again"
     return ApprovalPending(
-        f"tool {call.tool.name!r} waits for approval {record.id}: sagaspan approvals show {record.id}; when it is "
-        f"decided, {again}",
+        f"tool {call.tool.name!r} waits for approval {record.id}: {command('approvals show', record.id)}; when "
+        f"it is decided, {again}",
         approval_id=record.id,
     )

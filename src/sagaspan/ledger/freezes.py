@@ -9,10 +9,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Sequence
-from shlex import quote
 from typing import Final
 
 from sagaspan._call import Call
+from sagaspan._commands import command
 from sagaspan.exceptions import ConfigurationError, ResolutionError, ScopeFrozen
 from sagaspan.ledger.records import NO_RUN, AuditRow, FreezeRecord, moment
 from sagaspan.ledger.store import FreezeChange, Store
@@ -81,10 +81,10 @@ def frozen_by(freezes: Sequence[FreezeRecord], scopes: Sequence[str]) -> FreezeR
 
 def refusal(call: Call, record: FreezeRecord) -> ScopeFrozen:
     """The error of a call that ``record`` refuses: who, when, why, and how it goes on."""
-    what, how = f"{record.scope!r} is frozen", f"sagaspan unfreeze {quote(record.scope)}"
+    what, how = f"{record.scope!r} is frozen", command("unfreeze", record.scope)
     name = run_of(record.scope)
     if name is not None:
-        what, how = f"the run {name!r} is paused", f"sagaspan runs resume {quote(name)}"
+        what, how = f"the run {name!r} is paused", command("runs resume", name)
     return ScopeFrozen(
         f"tool {call.tool.name!r} did not run: {what} by {record.actor} since "
         f"{moment(record.at_us):%Y-%m-%d %H:%M:%S UTC}: {cut(record.reason)}. To let it go on: {how}",

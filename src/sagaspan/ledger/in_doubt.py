@@ -14,6 +14,7 @@ from sagaspan import _spans as spans
 from sagaspan import semconv
 from sagaspan._backends import Backend, BodyTimeout
 from sagaspan._clock import new_id, now_us
+from sagaspan._commands import command
 from sagaspan._probe import RESERVED, Answer, Applied, Probe, Unsure, answer_of
 from sagaspan.exceptions import NotApplied
 from sagaspan.ledger import looking, resolution, too_large, transitions
@@ -190,8 +191,8 @@ def _warn_if_undone(target: CallRecord) -> None:
     if target.empty_safe and target.result_lost == transitions.UNDONE_IN_DOUBT:
         _log.warning(
             "call %s of tool %r returned after it was undone in doubt; that is well if it happened before, or if its "
-            "service refused it, as empty_safe=True says. See: sagaspan show %s",
-            target.id, target.tool, target.id,
+            "service refused it, as empty_safe=True says. See: %s",
+            target.id, target.tool, command("show", target.id),
         )  # fmt: skip
 
 
@@ -202,14 +203,14 @@ def _late_change(target: CallRecord, event: CallEvent, value: Any) -> CallChange
             resolution.extra_effect(target, id_=new_id(now), value=value, owner=actor, now_us=now)
         )
         _log.error(
-            "call %s of tool %r happened twice; the other effect is call %s. Undo it: sagaspan compensate %s --call %s",
-            target.id, target.tool, extra.id, extra.run_id, extra.id,
+            "call %s of tool %r happened twice; the other effect is call %s. Undo it: %s",
+            target.id, target.tool, extra.id, command("compensate", extra.run_id, call=extra.id),
         )  # fmt: skip
         return CallChange(extra, audit)
     if target.state is CallState.FAILED and target.declared_write:
         _log.error(
-            "call %s of tool %r was taken for failed and happened after all; see: sagaspan show %s",
-            target.id, target.tool, target.id,
+            "call %s of tool %r was taken for failed and happened after all; see: %s",
+            target.id, target.tool, command("show", target.id),
         )  # fmt: skip
     after, audit = transitions.move_call(
         target, event, now, detail=resolution.LATE, actor=actor, **resolution.recorded(value)

@@ -8,7 +8,6 @@ its claim refused, reads the limits and claims again. Nothing is looked up other
 from __future__ import annotations
 
 import datetime as dt
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -17,6 +16,7 @@ from typing import Final, NamedTuple
 from sagaspan import _metrics as metrics
 from sagaspan._call import Call, Purse
 from sagaspan._clock import now_us
+from sagaspan._commands import command
 from sagaspan._frozen import replaced
 from sagaspan.amounts import Unit, in_units, show_amount
 from sagaspan.budget import Budget, Window, told_at, window_end, window_start
@@ -319,8 +319,7 @@ def _when_ended(room: Room, wanted: BudgetRecord) -> str:
 
 def _raised(wanted: BudgetRecord) -> str:
     """How a limit is raised: of just that window, for one of another takes nothing of it back."""
-    per = f" --per {wanted.window}" if wanted.window else ""
-    return f"raise it: sagaspan budgets set {shlex.quote(wanted.scope)} AMOUNT{per}"
+    return f"raise it: {command('budgets set', wanted.scope, 'AMOUNT', per=wanted.window or None)}"
 
 
 def row_of(namespace: str, scope: str, budget: Budget, at_us: int) -> BudgetRecord:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, now_us
+from sagaspan._commands import command
 from sagaspan._waiting import Waiting, check_goes_on
 from sagaspan.exceptions import ConfigurationError, LockConflict
 from sagaspan.ledger.families import is_over, outermost
@@ -164,7 +165,7 @@ def conflict(store: Store, what: str, lock: LockRecord) -> LockConflict:
     holder = lock.call_id or lock.run_id
     return LockConflict(
         f"{what}: the lock {lock.name!r} is held by {_describe(store, lock)}. Try again when that is over "
-        f"(lock_wait=SECONDS waits for it); see: sagaspan show {holder}",
+        f"(lock_wait=SECONDS waits for it); see: {command('show', holder)}",
         lock=lock.name,
         holder=holder,
     )

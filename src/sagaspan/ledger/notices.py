@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sagaspan._commands import command
 from sagaspan.ledger.records import ApprovalState, AuditRow, CallRecord, CallState, RunState, moment
 from sagaspan.ledger.store import Store
 
@@ -50,7 +51,7 @@ def _of_run(store: Store, row: AuditRow) -> Notice | None:
     if run is None:
         return None
     data = {"namespace": row.namespace, "run": run.id, "name": run.name, "state": row.to_state, "reason": run.reason,
-            "next": f"sagaspan show {run.id}"}  # fmt: skip
+            "next": str(command("show", run.id))}  # fmt: skip
     return Notice(kind="run.failed", about=f"run {run.id}", data=data)
 
 
@@ -67,7 +68,7 @@ def _of_call(store: Store, row: AuditRow, call_id: str) -> Notice | None:
 
 def _call_data(call: CallRecord, row: AuditRow) -> dict[str, Any]:
     return {"namespace": row.namespace, "run": row.run_id, "call": call.id, "tool": call.tool, "state": row.to_state,
-            "next": f"sagaspan show {call.id}"}  # fmt: skip
+            "next": str(command("show", call.id))}  # fmt: skip
 
 
 def _waiting(store: Store, row: AuditRow, approval_id: str) -> Notice | None:
@@ -76,5 +77,5 @@ def _waiting(store: Store, row: AuditRow, approval_id: str) -> Notice | None:
         return None  # somebody has decided it already
     data = {"namespace": row.namespace, "run": row.run_id, "request": request.id, "tool": request.tool,
             "digest": request.digest, "expires": moment(request.expires_us).isoformat(),
-            "next": f"sagaspan approvals show {request.id}"}  # fmt: skip
+            "next": str(command("approvals show", request.id))}  # fmt: skip
     return Notice(kind="approval.waiting", about=f"approval {request.id}", data=data)

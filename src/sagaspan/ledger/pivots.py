@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from sagaspan import semconv
 from sagaspan._call import Call
 from sagaspan._clock import monotonic
+from sagaspan._commands import resolve_command
 from sagaspan._waiting import Waiting, check_goes_on
 from sagaspan.exceptions import CallInProgress, OutcomeUnknown
 from sagaspan.ledger.committed import is_committed
@@ -56,8 +57,8 @@ async def wait_for_steps(store: Store, call: Call, resolve: Resolve, deadline: f
             if step.state in IN_DOUBT:
                 raise OutcomeUnknown(
                     f"the pivot {call.tool.name!r} did not run: nobody knows whether {step.tool!r}, an earlier step of "
-                    "its run, happened, and after a pivot it could not be undone. Find out, then say so: sagaspan "
-                    f"calls resolve {step.id} OUTCOME --note WHY",
+                    "its run, happened, and after a pivot it could not be undone. Find out, then say so: "
+                    f"{resolve_command(step.id)}",
                     call=call_info(step), tool_ran="no",
                 )  # fmt: skip
             if step.state not in (CallState.RUNNING, CallState.COMPENSATING):

@@ -7,6 +7,7 @@ from typing import Any
 
 from sagaspan import codecs, semconv
 from sagaspan._call import Call, Result
+from sagaspan._commands import command, result_command
 from sagaspan.exceptions import OutcomeUnknown
 from sagaspan.keys import KeySource
 from sagaspan.ledger.approvals import AlreadyDone
@@ -47,8 +48,8 @@ def replayed(call: Call, record: CallRecord, outcome: str) -> Result:
     if record.result_lost is not None:
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} is done and is not run again, but its result was not recorded: "
-            f"{record.result_lost}. Say what it returned: sagaspan calls resolve {record.id} happened --result JSON "
-            "--note WHY (and let it return plain data)",
+            f"{record.result_lost}. Say what it returned: {result_command(record.id)} "
+            "(and let it return plain data)",
             call=call_info(record), tool_ran="yes",
         )  # fmt: skip
     if call.occurrence > 0:
@@ -79,7 +80,7 @@ def _recorded_value(call: Call, record: CallRecord) -> Any:
     if record.result is not None and codecs.holds_redacted(record.result):
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} is done and is not run again, but fields of its result are redacted, so nobody "
-            f"has all of it any more. See: sagaspan show {record.id}",
+            f"has all of it any more. See: {command('show', record.id)}",
             call=call_info(record), tool_ran="yes",
         )  # fmt: skip
     try:
@@ -87,6 +88,6 @@ def _recorded_value(call: Call, record: CallRecord) -> Any:
     except codecs.Undecodable as problem:
         raise OutcomeUnknown(
             f"tool {call.tool.name!r} is done and is not run again, but its recorded result cannot be read: {problem}. "
-            f"See: sagaspan show {record.id}",
+            f"See: {command('show', record.id)}",
             call=call_info(record), tool_ran="yes",
         ) from problem  # fmt: skip

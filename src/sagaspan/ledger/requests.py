@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sagaspan import codecs
 from sagaspan._characters import folded, visible, word
+from sagaspan._commands import command
 from sagaspan.approvers import ApprovalRequest
 from sagaspan.ledger.approvals import ApprovalEvent, Digest, arguments_of, requested_by, requirement_of, votes_of
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState, AuditRow, moment
@@ -123,7 +124,9 @@ def _warnings(rendered: Rendered) -> Iterator[str]:
 
 
 def _shortened(record: ApprovalRecord, rendered: Rendered) -> str | None:
-    return f"{few(rendered.cut)}; all of it: sagaspan approvals show {record.id} --full" if rendered.cut else None
+    return (
+        f"{few(rendered.cut)}; all of it: {command('approvals show', record.id, full=True)}" if rendered.cut else None
+    )
 
 
 def _so_far(facts: dict[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sagaspan import codecs
+from sagaspan._commands import command
 from sagaspan._probe import NOT_GIVEN, Answer, Applied
 from sagaspan.exceptions import NotApplied, ResolutionError
 from sagaspan.ledger.judgement import LOST, Verdict
@@ -233,7 +234,7 @@ def decided_by_hand(
     if event is None:
         raise ResolutionError(
             f"call {record.id} of tool {record.tool!r} is {record.state}, so {resolution.value!r} decides nothing "
-            f"there. See: sagaspan show {record.id}",
+            f"there. See: {command('show', record.id)}",
             call=call_info(record),
         )
     if result is not NOT_GIVEN and resolution is not Resolution.HAPPENED:

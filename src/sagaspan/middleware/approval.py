@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from sagaspan import codecs
 from sagaspan._call import Call, Result
+from sagaspan._commands import command
 from sagaspan._gates import Gate
 from sagaspan._middleware import CallNext
 from sagaspan._observed import ASKED, noted
@@ -117,8 +118,8 @@ class ApprovalMiddleware:
             record = await self._desk.ask(call, plain)
             if record == spent:  # nothing has changed it, and it is not to be used: its row says what it should not
                 raise ApprovalDenied(
-                    f"tool {call.tool.name!r} did not run: the approval {record.id} cannot be used. See: sagaspan "
-                    f"approvals show {record.id}"
+                    f"tool {call.tool.name!r} did not run: the approval {record.id} cannot be used. See: "
+                    f"{command('approvals show', record.id)}"
                 )
             if canonical(arguments_of(record)) != canonical(exact(plain)):
                 raise Edited(_edited(call, record, plain, self._plain))

@@ -26,6 +26,14 @@ _SCREEN = "tests/cli/test_terminal.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule(
+        section="5",
+        rule="A shell that is given a command line of ours runs nothing that an id says.",
+        file="src/sagaspan/_commands.py",
+        old="        return shlex.quote(word)",
+        new="        return word",
+        tests=("tests/test_commands.py::test_a_shell_runs_sagaspan_with_exactly_that_id",),
+    ),
+    Rule(
         section="5.15",
         rule="The ledger is readable by its owner only.",
         file=_SQLITE,
@@ -53,8 +61,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="5.5",
         rule="What is said to type next has no password in it.",
         file="src/sagaspan/cli/_options.py",
-        old="self.store and without_password(self.store)",
-        new="self.store",
+        old="without_password(self.store) if self.store",
+        new="self.store if self.store",
         tests=("tests/cli/test_status.py::test_what_to_type_next_has_no_password_in_it",),
     ),
     Rule(
