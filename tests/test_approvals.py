@@ -36,6 +36,7 @@ from sagaspan import (
     Policy,
     PolicyDenied,
     ResolutionError,
+    RunConflict,
 )
 from sagaspan import _owner as owner
 from sagaspan._call import Call, Result
@@ -938,6 +939,40 @@ def test_who_runs_the_call_has_not_approved_it(guard: Guard, caller: Caller, mon
     monkeypatch.setattr(owner, "os_user", lambda: "alice")
     with pytest.raises(ApprovalDenied, match="four eyes"):
         shop.order(500)
+    assert shop.paid == []
+
+
+def test_who_approved_does_not_resume_the_run_of_who_asked(guard: Guard, caller: Caller) -> None:
+    """Neither under their own name, nor by naming nobody: the call runs for the user of the run, as the run began."""
+    shop = Shop(guard, caller, approval=Approval(four_eyes=True))
+    guard.approvals.approve(shop.pending(500), by="bob")
+
+    async def resume(user: str | None) -> Any:
+        async with caller.run(guard, "order", id="order", user=user):
+            return await caller.call(shop.pay, 500)
+
+    with pytest.raises(RunConflict, match="for the user 'ulla', not for 'bob'"):
+        caller.play(resume, "bob")
+    assert shop.paid == []
+    assert guard.runs.get("order").user == "ulla"
+    assert caller.play(resume, "ulla") == "paid 500"
+
+
+@pytest.mark.parametrize("identity", ["user", "agent"])
+def test_a_call_does_not_run_for_who_approved_it(guard: Guard, caller: Caller, sql: Sql, identity: str) -> None:
+    """A service runs the calls of many people: the user of a run runs its calls, whatever the request says."""
+    shop = Shop(guard, caller, approval=Approval(four_eyes=True))
+
+    async def order() -> Any:
+        async with caller.run(guard, "order", id="order", **{identity: "Bob"}):
+            return await caller.call(shop.pay, 500)
+
+    with pytest.raises(ApprovalPending) as caught:
+        caller.play(order)
+    sql("update approvals set requested_by = ?", ['["the service"]'])
+    guard.approvals.approve(caught.value.approval_id, by="bob")
+    with pytest.raises(ApprovalDenied, match=r"'Bob' approved it .* and cannot run it too \(four eyes\)"):
+        caller.play(order)
     assert shop.paid == []
 
 

@@ -606,6 +606,59 @@ def test_name_and_input_belong_to_an_id(guard: Guard, caller: Caller) -> None:
         caller.play(enter, "trip", None)
 
 
+@pytest.mark.parametrize("what", ["user", "tenant"])
+@pytest.mark.parametrize("state", ["paused", "completed", "compensated"])
+def test_a_run_is_not_resumed_for_another_user_or_tenant(
+    guard: Guard, caller: Caller, trip: Trip, what: str, state: str
+) -> None:
+    """The error names the recorded one and the given one, whatever became of the run; who names none resumes it."""
+
+    async def enter(who: str | None, **fields: Any) -> None:
+        async with caller.run(guard, "trip", id="a", **{what: who}, **fields) as run:
+            await trip.book()
+            if state == "paused" and not run.resumed:
+                run.pause()
+
+    trip.fail = state == "compensated"
+    with pytest.raises(Declined) if trip.fail else contextlib.nullcontext():
+        caller.play(enter, "ada")
+    assert guard.runs.get("a").status == state
+    done = list(trip.log)
+    for fields in ({}, {"reopen": True}):
+        with pytest.raises(RunConflict, match=rf"for the {what} 'ada', not for 'bob'; nothing ran.*{what}='ada'"):
+            caller.play(lambda given=fields: enter("bob", **given))
+    assert trip.log == done
+    if state != "compensated":
+        caller.play(enter, None)
+        caller.play(enter, "ada")
+    assert (getattr(guard.runs.get("a"), what), trip.log) == ("ada", done)
+
+
+def test_a_run_for_nobody_is_not_resumed_for_somebody(guard: Guard, caller: Caller) -> None:
+    """Its budgets and approvals are not those of the user who is named later."""
+
+    async def enter(who: str | None) -> None:
+        async with caller.run(guard, "trip", id="a", user=who):
+            pass
+
+    caller.play(enter, None)
+    with pytest.raises(RunConflict, match=r"for no user, not for 'bob'; nothing ran.*leave user= out"):
+        caller.play(enter, "bob")
+
+
+def test_a_nested_run_is_not_resumed_from_a_run_of_another_user(guard: Guard, caller: Caller) -> None:
+    """It works for the user of the run around it, which is another one now."""
+
+    async def enter(outer: str, who: str) -> None:
+        async with caller.run(guard, "outer", id=outer, user=who), caller.run(guard, "inner", id="inner"):
+            pass
+
+    caller.play(enter, "one", "ada")
+    with pytest.raises(RunConflict, match="the run id 'inner' belongs to a run for the user 'ada', not for 'bob'"):
+        caller.play(enter, "two", "bob")
+    caller.play(enter, "one", "ada")
+
+
 @pytest.mark.parametrize(
     "fields", [{"id": "\ud800"}, {"user": "\ud800"}, {"input": object()}, {"tags": {"a": object()}}]
 )

@@ -243,6 +243,16 @@ def _check_identity(existing: RunRecord, wanted: RunRecord, *, encrypts: bool) -
     if not encrypts:
         check_fingerprint(existing.input_fingerprint, f"the run {wanted.id!r}")
     elif existing.input_fingerprint == fingerprint(input_of(wanted)):
+    for what, recorded, given in (
+        ("user", existing.user, wanted.user), ("tenant", existing.tenant, wanted.tenant),
+    ):  # fmt: skip
+        if given not in (None, recorded):  # budgets, rules and four eyes go by the recorded one
+            whose = f"no {what}" if recorded is None else f"the {what} {recorded!r}"
+            instead = f"leave {what}= out" if recorded is None else f"use {what}={recorded!r}, or leave it out"
+            raise RunConflict(
+                f"the run id {wanted.id!r} belongs to a run for {whose}, not for {given!r}; nothing ran. To resume "
+                f"that run, {instead}; for another run, use another id"
+            )
         return  # it began before there was a codec
     raise RunConflict(f"the run id {wanted.id!r} was used with another input; use another id, or the same input")
 

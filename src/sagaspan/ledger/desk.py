@@ -174,7 +174,6 @@ class Desk:
 
     def _new(self, call: Call, scope: str, key: str, text: str, digest: str, policy: str, asked_in: str | None) -> View:
         now = self._store.now_us()
-        asking = dict.fromkeys(filter(None, (owner.os_user(), call.run.user, call.run.agent)))
         requirement, compensate = call.tool.policy.approval, call.tool.policy.compensate
         facts = {
             "run": call.run.name, "effect": call.tool.policy.effect,
@@ -187,7 +186,7 @@ class Desk:
         new = ApprovalRecord(
             id=new_id(now), namespace=call.run.namespace, run_id=call.run.id, scope=scope, tool=call.tool.name, key=key,
             call_id=call.id, subject=text, digest=digest, policy=policy, edits=call.edited, facts=json.dumps(facts),
-            requested_by=json.dumps(list(asking)),
+            requested_by=json.dumps(_executors(call)),
             created_us=now, expires_us=now + int(lasts * 1e6),
         )  # fmt: skip
         return view_of(new, self._digest).on_record()
@@ -349,14 +348,21 @@ def _check_not_ended(call: Call, record: ApprovalRecord) -> None:
 
 
 def _check_executor(call: Call, record: ApprovalRecord) -> None:
-    """Four eyes: who runs the call has not approved it either."""
-    me = owner.os_user()
-    if approvals.requirement_of(record).excludes_who_asked and any(
-        approvals.is_among(me, one.people) for one in approvals.votes_of(record)
-    ):
-        raise ApprovalDenied(
-            f"tool {call.tool.name!r} did not run: {me!r} approved it ({record.id}) and cannot run it too (four eyes)"
-        )
+    """Four eyes: neither the user of this process nor who the run works for has approved the call."""
+    if not approvals.requirement_of(record).excludes_who_asked:
+        return
+    votes = approvals.votes_of(record)
+    for who in _executors(call):
+        if any(approvals.is_among(who, one.people) for one in votes):
+            raise ApprovalDenied(
+                f"tool {call.tool.name!r} did not run: {who!r} approved it ({record.id}) and cannot run it too (four "
+                "eyes). Let somebody else run it"
+            )
+
+
+def _executors(call: Call) -> list[str]:
+    """Return who runs ``call``: the user of this process, the run's user and its agent."""
+    return list(dict.fromkeys(filter(None, (owner.os_user(), call.run.user, call.run.agent))))
 
 
 def _pending(call: Call, record: ApprovalRecord) -> ApprovalPending:

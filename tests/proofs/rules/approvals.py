@@ -28,6 +28,7 @@ _CLAIM_RECORDS = "src/sagaspan/ledger/claims.py"
 _CHARACTERS = "src/sagaspan/_characters.py"
 _LEAVING_ROOM = "src/sagaspan/_leaving.py"
 _OPENING = "src/sagaspan/_opening.py"
+_SAGA = "src/sagaspan/_saga.py"
 
 _AUDITED = "tests/test_audit.py::"
 _EDITS = "tests/adapters/langchain/test_edits.py::"
@@ -262,6 +263,25 @@ RULES: Final[tuple[Rule, ...]] = (
         old="        _check_executor(call, record)\n        return record",
         new="        return record",
         tests=(_APPROVALS + "test_who_runs_the_call_has_not_approved_it",),
+    ),
+    Rule(
+        section="(d) 4",
+        rule="Who a run works for runs its calls, too, where four eyes must see it.",
+        file=_DESK,
+        old="    for who in _executors(call):\n",
+        new="    for who in (owner.os_user(),):\n",
+        tests=(_APPROVALS + "test_a_call_does_not_run_for_who_approved_it",),
+    ),
+    Rule(
+        section="(d) 4",
+        rule="A run is resumed for the user and the tenant that it began with, and for no other.",
+        file=_SAGA,
+        old="        if given not in (None, recorded):",
+        new="        if False:",
+        tests=(
+            _APPROVALS + "test_who_approved_does_not_resume_the_run_of_who_asked",
+            "tests/test_runs.py::test_a_run_is_not_resumed_for_another_user_or_tenant",
+        ),
     ),
     Rule(
         section="(d) 4",
