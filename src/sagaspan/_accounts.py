@@ -9,6 +9,7 @@ import datetime as dt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from urllib.parse import unquote
 
 from sagaspan import _owner as owner
 from sagaspan._backends import ASYNCIO
@@ -22,7 +23,7 @@ from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger.limits import budget_of, unsetting
 from sagaspan.ledger.records import BudgetRecord, LimitRecord
 from sagaspan.ledger.store import Booked, Store
-from sagaspan.scopes import BudgetBook, check_scope
+from sagaspan.scopes import BudgetBook, check_scope, scope_of_run, spellings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +146,12 @@ class Accounts:
         _, limits = self._store.controls_of(namespace)
         book = _Limits(limits)
         used, now = set(), now_us()
-        for row in self._store.budgets(namespace, scope):
+        names = (scope,) if scope is None or not scope.startswith("run:") else (scope, scope_of_run(scope[4:]))
+        for row in (row for name in dict.fromkeys(names) for row in self._store.budgets(namespace, name)):
             limit = book.of(row)
             is_now = row.start_us == window_start(_window(row.window), now)
             if is_now:
-                used.add((row.scope, row.unit, row.window))
+                used |= {(name, row.unit, row.window) for name in spellings(row.scope)}
             if past or is_now:
                 yield _account(row, limit)
         for limit in limits if scope is None else book.all_of(scope):
@@ -160,7 +162,7 @@ class Accounts:
     def _unused(self, scope: str, limit: LimitRecord, now: int) -> BudgetRecord:
         """The budget of a limit of which no call has used anything; of the time of a run something is."""
         row = _unused(limit, now, scope)
-        run = self._store.get_run(limit.namespace, scope[4:]) if limit.unit == Unit.TIME else None
+        run = self._store.get_run(limit.namespace, unquote(scope[4:])) if limit.unit == Unit.TIME else None
         if run is None:
             return row
         seconds = ((run.ended_us or now) - run.started_us) // MICRO
@@ -187,7 +189,7 @@ class _Limits:
             if (budget.unit, budget.window or "") == (row.unit, row.window):
                 limit = self._limits[pattern, row.unit, row.window]
                 is_less = row.cap is not None and (not limit.hard or row.cap < limit.amount)
-                return None if pattern != row.scope and is_less else limit
+                return None if pattern not in spellings(row.scope) and is_less else limit
         return None
 
 

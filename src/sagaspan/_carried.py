@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Mapping
+from urllib.parse import unquote
 
 from sagaspan.amounts import Unit
 from sagaspan.budget import Budget, window_start
 from sagaspan.ledger.limits import row_of
 from sagaspan.ledger.records import RunRecord, RunState, UsageTotals
 from sagaspan.ledger.store import CarryChange, Store
+from sagaspan.scopes import scope_of_run, scope_of_tool_in_run, spellings
 
 _OPEN = (RunState.RUNNING, RunState.PAUSED, RunState.HELD)
 _PAGE = 1000
@@ -52,18 +54,22 @@ def _used(store: Store, namespace: str, pattern: str, since_us: int) -> Iterator
 
 
 def _used_by_runs(store: Store, namespace: str, name: str, since_us: int) -> Iterator[tuple[str, UsageTotals]]:
-    run = store.get_run(namespace, name)
-    if run is not None:
-        yield f"run:{name}", _of_run(store, run, since_us)
-        return
+    found = False
+    for id_ in dict.fromkeys((name, unquote(name))):
+        run = store.get_run(namespace, id_)
+        if run is not None and f"run:{name}" in spellings(scope_of_run(id_)):
+            found = True
+            yield scope_of_run(id_), _of_run(store, run, since_us)
     outer, _, tool = name.rpartition("/")
-    if outer and store.get_run(namespace, outer) is not None:  # of one tool in one run
-        for totals in store.usage_of(namespace, {"run": outer, "tool": tool}, since_us=since_us):
-            yield f"run:{name}", totals
-        return
-    for run in _open_runs(store, namespace):  # no other one calls anything
+    for whose, which in dict.fromkeys(((outer, tool), (unquote(outer), unquote(tool)))):  # of one tool in one run
+        scope = scope_of_tool_in_run(whose, which)
+        if outer and f"run:{name}" in spellings(scope) and store.get_run(namespace, whose) is not None:
+            found = True
+            for totals in store.usage_of(namespace, {"run": whose, "tool": which}, since_us=since_us):
+                yield scope, totals
+    for run in () if found else _open_runs(store, namespace):  # no other one calls anything
         if fnmatch.fnmatchcase(run.id, name):
-            yield f"run:{run.id}", _of_run(store, run, since_us)
+            yield scope_of_run(run.id), _of_run(store, run, since_us)
 
 
 def _open_runs(store: Store, namespace: str) -> Iterator[RunRecord]:

@@ -18,6 +18,7 @@ from sagaspan._repeats import Asking
 from sagaspan._spelling import check_comes_back, plain_data
 from sagaspan._tool import Tool
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key, run_scope
+from sagaspan.scopes import scope_of_run
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -96,7 +97,7 @@ def make_call(
         idempotency_key=idempotency_key(engine.namespace, key.scope, tool.name, key.value, 0),
         run=record,
         under=_under(run, parent),
-        purse=((f"run:{record.id}", engine.budget),) if run is None else run.purse,
+        purse=((scope_of_run(record.id), engine.budget),) if run is None else run.purse,
         signals=engine.signals if run is None else run.signals,
         resumed=resumed,
         replaying=run is not None and run.replaying,
@@ -139,7 +140,7 @@ def make_model_call(engine: Engine, tool: Tool, model: str, arguments: Mapping[s
         generation=0,
         idempotency_key=idempotency_key(engine.namespace, scope, tool.name, value, 0),
         run=record,
-        purse=((f"run:{record.id}", engine.budget),) if run is None else run.purse,
+        purse=((scope_of_run(record.id), engine.budget),) if run is None else run.purse,
         backend=backend,
         model=model,
         policy=engine.in_force.version,

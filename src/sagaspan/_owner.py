@@ -97,7 +97,7 @@ def is_self(owner: str) -> bool:
 
 def run_token(store_url: str, namespace: str, run_id: str) -> str:
     """What a process holds while it is inside a run."""
-    return f"run:{store_url}:{namespace}/{run_id}"
+    return f"run:{(store_url, namespace, run_id)}"
 
 
 def hold(token: str) -> None:

@@ -64,6 +64,7 @@ from sagaspan.ledger.records import (
     names_of,
 )
 from sagaspan.ledger.tasks import tasks_of
+from sagaspan.scopes import run_and_tool, scope_of_run
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -106,7 +107,7 @@ class Run:
         self.repeats = Repeats()
         self._made_within: dict[str, Asked] = {}
         self.signals = Signals()
-        self.purse: Purse = ((f"run:{wanted.id}", budget), *(() if outer is None else outer.purse))
+        self.purse: Purse = ((scope_of_run(wanted.id), budget), *(() if outer is None else outer.purse))
         self.was_entered = False
         self.undo_orphans = undo_orphans
         self._entered = False
@@ -436,6 +437,7 @@ class Run:
 
     def child_id(self, name: str) -> str:
         """The id of the next run nested in this one that is not given any."""
+        name = name.replace("%", "%25").replace("/", "%2F").replace("#", "%23")  # a and b/c are not a/b and c
         if self.inherited:  # nobody counts for several processes
             return f"{self.id}/{name}@{secrets.token_hex(6)}"
         call = current_call.get()
@@ -509,13 +511,15 @@ class Run:
         going in circles, is an error that the one around it may handle.
         """
         self._course.doomed = self._course.doomed or error
-        shared = isinstance(error, BudgetExceeded | ScopeFrozen) and not self._is_own(error.scope)
+        shared = isinstance(error, BudgetExceeded | ScopeFrozen) and not self._is_own(error)
         if self._outer is not None and shared:
             self._outer.doom(error)
 
-    def _is_own(self, scope: str) -> bool:
-        """Whether ``scope`` is this run, or what counts one of its tools."""
-        return scope == f"run:{self.id}" or scope.startswith(f"run:{self.id}/")
+    def _is_own(self, error: BudgetExceeded | ScopeFrozen) -> bool:
+        """Whether the scope of ``error`` is this run, or what counts one of its tools."""
+        if isinstance(error, ScopeFrozen):
+            return error.scope == f"run:{self.id}"
+        return error.scope.startswith("run:") and run_and_tool(error.scope)[0] == self.id
 
     def _told_apart(self, error: BaseException | None) -> BaseException | None:
         """``error``, or None for the refusal of whoever went on in a run that stops: it stops for what stopped it."""

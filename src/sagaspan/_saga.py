@@ -100,6 +100,11 @@ async def enter(
         if existing is not None:
             check_known(existing)
             _check_identity(existing, wanted, encrypts=engine.codec is not None)
+            if unnamed and existing.parent_id != wanted.parent_id:
+                raise RunConflict(
+                    f"the run id {wanted.id!r}, which a run nested in {wanted.parent_id!r} would have, belongs to "
+                    "another run; nothing ran. Give the nested run an id"
+                )
             undone = unnamed and existing.state is RunState.COMPENSATED
             entered = await _reenter(
                 engine, existing, wanted, reopen=reopen or undone, outer_epoch=outer_epoch, backend=backend
@@ -238,11 +243,6 @@ def _check_identity(existing: RunRecord, wanted: RunRecord, *, encrypts: bool) -
         raise RunConflict(
             f"the run id {wanted.id!r} belongs to a run named {existing.name!r}, not {wanted.name!r}; use another id"
         )
-    if existing.input_fingerprint == wanted.input_fingerprint:
-        return
-    if not encrypts:
-        check_fingerprint(existing.input_fingerprint, f"the run {wanted.id!r}")
-    elif existing.input_fingerprint == fingerprint(input_of(wanted)):
     for what, recorded, given in (
         ("user", existing.user, wanted.user), ("tenant", existing.tenant, wanted.tenant),
     ):  # fmt: skip
@@ -253,6 +253,11 @@ def _check_identity(existing: RunRecord, wanted: RunRecord, *, encrypts: bool) -
                 f"the run id {wanted.id!r} belongs to a run for {whose}, not for {given!r}; nothing ran. To resume "
                 f"that run, {instead}; for another run, use another id"
             )
+    if existing.input_fingerprint == wanted.input_fingerprint:
+        return
+    if not encrypts:
+        check_fingerprint(existing.input_fingerprint, f"the run {wanted.id!r}")
+    elif existing.input_fingerprint == fingerprint(input_of(wanted)):
         return  # it began before there was a codec
     raise RunConflict(f"the run id {wanted.id!r} was used with another input; use another id, or the same input")
 

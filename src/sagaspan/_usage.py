@@ -17,7 +17,7 @@ from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.limits import row_of, setting
 from sagaspan.ledger.records import BudgetRecord, LimitRecord, UsageTotals
 from sagaspan.ledger.store import LimitChange, Store
-from sagaspan.scopes import check_scope
+from sagaspan.scopes import check_scope, scope_of_run
 
 if TYPE_CHECKING:
     from sagaspan._engine import Engine
@@ -60,7 +60,8 @@ def spending_of(
     found = _spending(totals[0] if totals else UsageTotals())
     if len(which) != 1:
         return found
-    scope = ":".join(next(iter(which.items())))
+    kind, name = next(iter(which.items()))
+    scope = scope_of_run(name) if kind == "run" else f"{kind}:{name}"
     engine.limits.reload()
     if own is None and "run" in which:
         own = _given_to_run(engine, which["run"], scope)

@@ -1,6 +1,10 @@
 """Scopes that budgets live in: ``run:ID``, ``agent:NAME``, ``user:ID``, ``tenant:ID``, ``tool:NAME``, ``model:NAME``.
 
 A budget is declared for one scope or for a glob of names (``"user:*"``: each user has their own).
+
+``run:ID/NAME`` counts one tool in one run. What is counted there is never counted in the run ``ID/NAME``: the slash in
+the id of that run is ``%2F``, unless its last part is one that runs are given (``OUTER/name#1``, ``THREAD/2``); then no
+tool is written like that. Whoever declares or sets a budget may write ids as they are.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from sagaspan.amounts import Unit
 from sagaspan.budget import Budget, Budgets, Window, budgets_of, kind_of
@@ -43,6 +48,37 @@ def check_scope(text: object) -> str:
             f"{text[:80]!r} is no scope: its name has 1 to {MAX_LENGTH} characters, without control characters"
         )
     return text
+
+
+def scope_of_run(run_id: str) -> str:
+    """Return the scope in which the calls of a run are counted."""
+    if "/" not in run_id and "%" not in run_id:
+        return f"run:{run_id}"
+    text = run_id.replace("%", "%25")
+    return f"run:{text if _GIVEN.fullmatch(text.rpartition('/')[2]) else text.replace('/', '%2F')}"
+
+
+def scope_of_tool_in_run(run_id: str, tool: str) -> str:
+    """Return the scope in which the calls of one tool in one run are counted."""
+    name = re.sub(r"[%/#@]|\A[0-9](?=[0-9]*\Z)", lambda found: f"%{ord(found[0]):02X}", tool)
+    return f"{scope_of_run(run_id)}/{name}"
+
+
+def run_and_tool(scope: str) -> tuple[str, str | None]:
+    """Return the id of the run that is counted in ``scope``, and the name of the tool, if only that is."""
+    text = scope.removeprefix("run:")
+    outer, slash, name = text.rpartition("/")
+    if slash and not _GIVEN.fullmatch(name):
+        return unquote(outer), unquote(name)
+    return unquote(text), None
+
+
+def spellings(scope: str) -> tuple[str, ...]:
+    """Return how people may write ``scope``: as it is counted, and with the ids as they are."""
+    return (scope, unquote(scope)) if scope.startswith("run:") and "%" in scope else (scope,)
+
+
+_GIVEN: Final = re.compile(r"[^/]*[#@][^/]*|[0-9]+")
 
 
 def _is_plain(name: str) -> bool:
@@ -109,8 +145,13 @@ class BudgetBook:
 
         ``ending``: only of globs that end so. ``run:*`` fits ``run:R/TOOL`` too, and means all that a run does.
         """
-        globs = (own for glob, own in self._globs.items() if glob.endswith(ending) and fnmatch.fnmatchcase(scope, glob))
-        fitting = [self.exactly(scope), *globs]
+        names = spellings(scope)
+        globs = (
+            own
+            for glob, own in self._globs.items()
+            if glob.endswith(ending) and any(fnmatch.fnmatchcase(name, glob) for name in names)
+        )
+        fitting = [*(self._exact.get(name, ()) for name in names), *globs]
         best: dict[tuple[Unit, Window | None], Placed] = {}
         for placed in (placed for own in fitting for placed in own):
             kind = kind_of(placed.budget)
@@ -118,10 +159,6 @@ class BudgetBook:
             if (-placed.rank, tightness(placed)) < (-held.rank, tightness(held)):
                 best[kind] = placed
         return tuple(best.values())
-
-    def exactly(self, scope: str) -> tuple[Placed, ...]:
-        """The budgets that name ``scope`` itself."""
-        return self._exact.get(scope, ())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._exact)

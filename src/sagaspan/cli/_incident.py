@@ -19,6 +19,7 @@ from sagaspan.cli._trace_export import cell, code, fenced
 from sagaspan.cli._trace_tree import cost
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState, CallInfo, CallState, Phase, RunInfo, RunState, moment
 from sagaspan.ledger.requests import decided_by, denials_of
+from sagaspan.scopes import scope_of_run
 
 _OPEN: Final = (
     CallState.AWAITING_APPROVAL, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATING,
@@ -115,7 +116,7 @@ def _cost(store: Any, run: RunInfo) -> Iterator[str]:
     if rows:
         yield from _table(("tool or model", "calls", "cost", "tokens in", "tokens out"), rows)
     budgets = [
-        (one.scope, one.unit, *_amounts(one)) for one in store.budgets(run.namespace, f"run:{run.id}")
+        (one.scope, one.unit, *_amounts(one)) for one in store.budgets(run.namespace, scope_of_run(run.id))
     ]  # fmt: skip
     if budgets:
         yield from _table(("budget", "unit", "limit", "spent", "reserved"), budgets)
@@ -224,13 +225,13 @@ def _table(columns: Sequence[str], rows: Any) -> Iterator[str]:
     yield ""
 
 
-def _requests(store: Any, run: RunInfo) -> list[ApprovalRecord]:
 def _cell(value: object) -> str:
     if isinstance(value, CommandLine):
         return code(value)
     return " or ".join(map(_cell, value)) if isinstance(value, list) else "" if value is None else cell(value)
 
 
+def _requests(store: Any, run: RunInfo) -> list[ApprovalRecord]:
     from sagaspan.cli._decided import requests_of
 
     return requests_of(store, run.namespace, run.id)

@@ -29,7 +29,7 @@ from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord, LimitRecord, RunRecord
 from sagaspan.ledger.room import NO_ROOM, Room, room_for
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
-from sagaspan.scopes import BudgetBook
+from sagaspan.scopes import BudgetBook, scope_of_tool_in_run, spellings
 
 LIMIT_SET: Final = "limit.set"
 LIMIT_UNSET: Final = "limit.unset"
@@ -217,7 +217,7 @@ class Limits:
 
     def _of_tool_in_run(self, call: Call) -> list[tuple[str, Budget]]:
         """What one tool may use in one run: the policy's ``max_calls``, and what is set or declared of just that."""
-        scope, most = _scope_of_tool_in_run(call), call.tool.policy.max_calls
+        scope, most = scope_of_tool_in_run(call.run.id, call.tool.name), call.tool.policy.max_calls
         own = () if most is None else (Budget(limit=most, unit=Unit.CALLS, soft=()),)
         ending = f"/{call.tool.name}"
         set_, declared = (book.of(scope, ending=ending) for book in (self._known.set_, self._declared))
@@ -348,11 +348,8 @@ def _scopes_of(call: Call) -> list[str]:
 
 def all_scopes_of(call: Call) -> list[str]:
     """Every scope that ``call`` is in, those of the runs around its own among them."""
-    return [f"run:{call.run.id}", *(scope for scope, _ in call.purse), *_scopes_of(call)]
-
-
-def _scope_of_tool_in_run(call: Call) -> str:
-    return f"run:{call.run.id}/{call.tool.name}"
+    runs = (name for scope, _ in call.purse for name in spellings(scope))
+    return [f"run:{call.run.id}", *runs, *_scopes_of(call)]
 
 
 def _check_time(call: Call, scope: str, budget: Budget, at_us: int) -> None:
@@ -374,7 +371,7 @@ def _and_reserved(reserved: int, unit: Unit) -> str:
 
 def _remedy(call: Call, record: BudgetRecord, resets_us: int | None) -> str:
     raised = _raised(record)
-    if record.scope == _scope_of_tool_in_run(call) and call.tool.policy.max_calls is not None:
+    if record.scope == scope_of_tool_in_run(call.run.id, call.tool.name) and call.tool.policy.max_calls is not None:
         raised = f"raise max_calls in the policy of {call.tool.name!r}, or of this run alone{raised[8:]}"
     if resets_us is None:
         return f"Find out why, or {raised}"

@@ -16,6 +16,7 @@ from sagaspan import _clock as clock
 from sagaspan.ledger import chain
 from sagaspan.ledger.records import AuditRow, CallRecord
 from sagaspan.ledger.store import Family, Forgotten
+from sagaspan.scopes import scope_of_run, scope_of_tool_in_run
 from sagaspan.stores._reading import OPEN, SqlReads, marks
 
 C = TypeVar("C")
@@ -154,7 +155,7 @@ class SqlForgets(SqlReads, Generic[C]):
                 self._append(connection, _said(*whose, gaps, actor))
                 audit_rows += self._gone(connection, f"audit where {_OF_RUN} and seq <= ?", *whose, seq)
             tools = {call.tool for call in family.calls if call.run_id == run.id}
-            scopes = [f"run:{run.id}", *(f"run:{run.id}/{tool}" for tool in sorted(tools))]  # those of max_calls, too
+            scopes = [scope_of_run(run.id), *(scope_of_tool_in_run(run.id, tool) for tool in sorted(tools))]
             for table in self._budget_tables:
                 which = f"{table} where namespace = ? and scope in ({marks(scopes)})"
                 self._gone(connection, which, run.namespace, *scopes)

@@ -27,6 +27,7 @@ _CLAIMING = "src/sagaspan/ledger/claiming.py"
 _SETTLING = "src/sagaspan/ledger/settling.py"
 _EXTENDING = "src/sagaspan/ledger/extending.py"
 _MAKING = "src/sagaspan/_making.py"
+_SCOPES = "tests/test_scopes.py::"
 _OPENING = "src/sagaspan/_opening.py"
 
 _HOLDING = "tests/ledger/test_holding.py::"
@@ -559,9 +560,17 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c)",
         rule="Of several patterns none hides the limits of another kind.",
         file="src/sagaspan/scopes.py",
-        old="        fitting = [self.exactly(scope), *globs]",
-        new="        fitting = [self.exactly(scope)] if self.exactly(scope) else [*globs]",
+        old="        fitting = [*(self._exact.get(name, ()) for name in names), *globs]",
+        new="        fitting = [self._exact[scope]] if scope in self._exact else [*globs]",
         tests=(_HOLDING + "test_limits_that_are_set_add_up",),
+    ),
+    Rule(
+        section="(c) 8",
+        rule="What one tool uses in a run is not counted in a run whose id looks like both.",
+        file="src/sagaspan/scopes.py",
+        old="text.replace('/', '%2F')",
+        new="text",
+        tests=(_SCOPES + "test_no_two_scopes_are_one",),
     ),
     Rule(
         section="(c)",

@@ -177,7 +177,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 3",
         rule="The budget of a run inside another stops that one alone.",
         file=_RUN,
-        old=" and not self._is_own(error.scope)\n",
+        old=" and not self._is_own(error)\n",
         new="\n",
         tests=(_BUDGETS + "test_the_budget_of_a_run_inside_is_its_own",),
     ),
