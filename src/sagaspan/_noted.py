@@ -8,7 +8,7 @@ from sagaspan import _owner as owner
 from sagaspan._call import Call
 from sagaspan._clock import now_us
 from sagaspan._policy_file import PolicyFile
-from sagaspan._signals import Signals, entry_of
+from sagaspan._signals import entry_of
 from sagaspan.exceptions import StoreError
 from sagaspan.ledger.records import AuditRow, CallRecord, CallState, UsageTotals
 from sagaspan.ledger.stale_policies import take_back, tell
@@ -32,13 +32,13 @@ def note_denial(store: Store, namespace: str, call: Call, ruling: Ruling) -> Non
         _log.warning("that a rule refused tool %r is not on record: %s", call.tool.name, error)
 
 
-def keep_of_loop(store: Store, own: Signals, call: Call, again: CallRecord | None) -> None:
+def keep_of_loop(store: Store, call: Call, again: CallRecord | None) -> None:
     """Put on record that a call was answered ``again``, or (None) refused; the answer or refusal stands anyway.
 
     ``again`` of the call itself: which branch it was made in.
     """
     signals, run = call.signals, call.run
-    if signals is own or not run.on_record:  # a session is of this process alone
+    if not run.on_record:
         signals.refusals += again is None
         return
     entry = None if again is None else entry_of(now_us(), again.id, call.id, call.branch)

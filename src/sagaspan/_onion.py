@@ -35,9 +35,7 @@ def folded(engine: Engine) -> tuple[Onion, Onion, Onion]:
         *engine.middleware,
         EditsMiddleware(),
         *_by_rules(engine, endpoint.serve),
-        LoopMiddleware(
-            endpoint.serve, partial(keep_of_loop, engine.store, engine.signals), engine.loop, observes=engine.observes
-        ),
+        LoopMiddleware(endpoint.serve, partial(keep_of_loop, engine.store), engine.loop, observes=engine.observes),
         ReplayMiddleware(endpoint.serve),
         BudgetMiddleware(),
         UnaskedMiddleware()

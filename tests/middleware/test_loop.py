@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sagaspan import ConfigurationError, Guard, LoopDetected, RunClosed
+from sagaspan import ConfigurationError, Guard, LoopDetected, NotApplied, RunClosed
 from sagaspan.testing import frozen_clock
 from tests.conftest import Caller, Sql
 
@@ -100,6 +100,31 @@ def test_repeats_that_the_ledger_answers_count(guard: Guard) -> None:
     with pytest.raises(LoopDetected), guard.run("r"):
         for _ in range(6):
             assert pay(1) == "paid"
+
+
+def test_calls_outside_a_run_have_no_loop_rule(guard: Guard, caller: Caller) -> None:
+    """Six users may ask one process the same; polls are not slowed, failures not counted, either."""
+    look = caller.tool(guard, "look", effect="read")(lambda: "same")
+    numbers = itertools.count()
+    poll = caller.tool(guard, "poll", effect="read")(lambda: next(numbers))
+
+    def fail() -> None:
+        raise NotApplied("nothing to do")
+
+    broken = caller.tool(guard, "broken", effect="read")(fail)
+
+    async def job() -> None:
+        for _ in range(12):
+            assert await caller.call(look) == "same"
+            await caller.call(poll)
+        for _ in range(12):
+            with pytest.raises(NotApplied):
+                await caller.call(broken)
+
+    with frozen_clock() as clock:
+        before = clock.now
+        caller.play(job)
+        assert clock.now == before
 
 
 def test_the_third_refusal_of_check_loop_stops_the_run(guard: Guard) -> None:
@@ -241,7 +266,7 @@ def test_calls_of_models_hide_no_loop_after_a_restart(guard: Guard) -> None:
 
     def ask() -> None:
         with guard.llm_call("gpt-4o", input_tokens=10, max_output_tokens=10) as call:
-            call.settle(input_tokens=1, output_tokens=1)
+            call.record_usage(input_tokens=1, output_tokens=1)
 
     assert _interrupted(guard, *[ask, look] * 5)[1::2] == ["same"] * 5
     assert _interrupted(guard, *[ask, look] * 6)[1::2] == ["same"] * 5 + [6]

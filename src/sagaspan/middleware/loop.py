@@ -3,6 +3,8 @@
 It stands outside Replay, so that repeats which the ledger answers count too. What a resumed run is served of its
 earlier incarnations does not: that was counted when it happened. Nor does what code asks for once more that its
 framework runs again: a retry has a bound of its own, and what goes beyond what was asked before is counted.
+
+Calls outside a run have no loop rule: they share the session of the process, and may come from any number of users.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ class LoopMiddleware:
         self._observes = observes
 
     async def __call__(self, call: Call, call_next: CallNext, /) -> Result:
+        if call.run.is_session:
+            return await call_next(call)
         if call.again:  # its framework runs the code again that makes it: nobody goes in circles
             return await call_next(call)
         allowed = self._allowed if call.tool.policy.loop is None else call.tool.policy.loop

@@ -56,6 +56,20 @@ def test_a_wrapped_tool_keeps_its_type_and_schema(guard: Guard) -> None:
     assert guarded.invoke(call("pay", {"amount": 1.0})) == ToolMessage("paid", name="pay", tool_call_id="c1")
 
 
+def test_an_agent_that_is_not_wrapped_may_ask_its_tool_for_the_same_again_and_again(guard: Guard) -> None:
+    """Six users ask an ordinary agent with a guarded tool the same: none of them goes in circles."""
+
+    @tool
+    def look(order: str) -> str:
+        """Look an order up."""
+        return "shipped"
+
+    guarded = guard.wrap(look)
+    for _ in range(6):
+        agent = create_agent(model(("look", {"order": "17"})), [guarded])
+        assert [answer.content for answer in answers(agent.invoke(ask()))] == ["shipped"]
+
+
 def test_a_list_keeps_its_kind_and_guards_functions_beside_tools(guard: Guard, world: World) -> None:
     """A tuple stays a tuple; a plain function among the tools is guarded as a function; provider tools pass through."""
 
