@@ -12,6 +12,7 @@ import textwrap
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -190,6 +191,97 @@ def _group() -> None:
 def test_exceptions_without_http(guard: Guard, caller: Caller, body: Callable[[], Any], state: str) -> None:
     """A ``raise`` of the tool's own with no past is proof; accidents, timeouts, lost answers and causes are not."""
     assert state_after(guard, body, caller) == state
+
+
+def _post(n: Any) -> tuple[Any, str]:
+    return n, "{}"
+
+
+def _tuple(n: int) -> None:
+    answer = _post(n)
+    raise Declined(answer[1])
+
+
+def _unpacked(n: int) -> None:
+    status_code, body = _post(n)
+    raise Declined(f"{status_code} {body}")
+
+
+def _enum(n: int) -> None:
+    code, _ = _post(HTTPStatus(n))
+    raise Declined(str(code))
+
+
+def _handed_on(n: int) -> None:
+    def check(code: int) -> None:
+        raise Declined(str(code))
+
+    check(_post(n)[0])
+
+
+def _mapping(n: int) -> None:
+    found = {"status": n, "body": "{}"}
+    raise Declined(str(len(found)))
+
+
+def _deeper(n: int) -> None:
+    found = ({"ResponseMetadata": "x", "HTTPStatusCode": n}, 0.2)
+    raise Declined(str(len(found)))
+
+
+@pytest.mark.parametrize("n", [402, 408, 409, 425, 500, 503])
+@pytest.mark.parametrize("body", [_tuple, _unpacked, _enum, _handed_on, _mapping, _deeper])
+def test_a_status_in_a_local_of_the_tool_counts_like_a_response(
+    guard: Guard, body: Callable[[int], Any], n: int
+) -> None:
+    """A helper that returns ``(503, body)`` leaves it open what happened, whatever the tool raises about it."""
+
+    def act() -> None:
+        body(n)
+
+    assert state_after(guard, act) == ("failed" if n == 402 else "unknown")
+
+
+class _Hostile:
+    """An object that must not be looked into."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"its {name} was read")
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("it was compared")
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_numbers_that_are_no_status_prove_nothing_else(guard: Guard) -> None:
+    """Amounts, flags, and what the tool was called with are no answer; nothing inside a tuple is asked anything."""
+
+    def pay(amount: int, code: int, size: tuple[int, int], fields: dict[str, int]) -> None:
+        cents, is_status, odd = amount + 3, True, (_Hostile(), {_Hostile(): 503})
+        raise Declined(f"{cents} {is_status} {len(odd)}")
+
+    tool = guard.tool(effect="write")(pay)
+    with guard.run() as run:
+        with pytest.raises(Declined):
+            tool(500, code=503, size=(500, 300), fields={"status": 503})
+        assert run.calls[0].state == "failed"
+
+
+def test_a_status_is_found_in_large_and_nested_locals_within_bounds(guard: Guard) -> None:
+    """A local that is nested or repeats itself endlessly ends the look soon."""
+    nested: Any = {"status": 503}
+    for _ in range(5000):
+        nested = (nested,)
+    itself: dict[str, Any] = {}
+    itself["status"] = itself
+
+    def act() -> None:
+        held = nested, itself, tuple(range(600, 100_000))
+        raise Declined(str(len(held)))
+
+    assert state_after(guard, act) == "failed"
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 422, 429])

@@ -289,7 +289,7 @@ async def _attempt(call: Call, running: _Running, timeout: float | None) -> Ende
 def _ended_by(error: BaseException, call: Call, handling: BaseException | None, *, given_up: bool) -> Ended:
     if isinstance(error, (ApprovalPending, *call.tool.suspends)):
         return Ended(state=CallState.FAILED, error=error, suspended=True)
-    state = CallState(outcome_of(error, call.tool.policy, call.tool.module, handling))
+    state = CallState(outcome_of(error, call.tool.policy, call.tool.module, handling, call.arguments))
     return Ended(state=state, error=error, given_up=given_up)
 
 
