@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import dataclasses
 import datetime as dt
 import enum
+import ipaddress
 import math
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from pathlib import Path
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import sagaspan
-from sagaspan import Guard, OutcomeUnknown, codecs, keys
+from sagaspan import Guard, OutcomeUnknown, codecs, keys, rendering
 
 SOURCE = Path(sagaspan.__file__).parent
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -27,13 +34,20 @@ ZONES = st.none() | st.integers(-1439, 1439).map(lambda minutes: dt.timezone(dt.
 HASHABLE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.binary(max_size=8) | st.uuids()
     | st.decimals(allow_nan=False) | st.dates() | st.times().map(lambda time: time.replace(fold=0)) | st.timedeltas()
-    | st.builds(lambda moment, zone: moment.replace(tzinfo=zone, fold=0), st.datetimes(), ZONES),
+    | st.builds(lambda moment, zone: moment.replace(tzinfo=zone, fold=0), st.datetimes(), ZONES)
+    | st.fractions() | st.ip_addresses() | st.ip_addresses().map(ipaddress.ip_interface)
+    | st.ip_addresses().map(ipaddress.ip_network)
+    | TEXT.map(Path) | TEXT.map(PurePosixPath) | TEXT.map(PureWindowsPath),
     lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
     max_leaves=5,
 )  # fmt: skip
 VALUES = st.recursive(
-    HASHABLE | st.sets(HASHABLE, max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(HASHABLE | st.just("$type"), inner, max_size=3),
+    HASHABLE | st.sets(HASHABLE, max_size=3) | st.binary(max_size=8).map(bytearray),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(deque)
+        | st.dictionaries(HASHABLE | st.just("$type"), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 
@@ -49,7 +63,7 @@ def _typed(value: Any) -> Any:
         return kind, repr(value)
     if isinstance(value, Mapping):
         return kind, sorted((repr(_typed(key)), _typed(item)) for key, item in value.items())
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):
         return kind, [_typed(item) for item in value]
     if isinstance(value, set | frozenset):
         return kind, sorted(repr(_typed(item)) for item in value)
@@ -115,6 +129,19 @@ class Order(BaseModel):
     lines: list[str] = []
 
 
+@attrs.define
+class Seat:
+    row: int
+    _number: str
+
+
+class Plain:
+    """A class that does not declare its data."""
+
+    def __init__(self) -> None:
+        self.id = 1
+
+
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
@@ -124,12 +151,16 @@ class Order(BaseModel):
         (Pair(1, 2), (1, 2)),
         (Booking(1, ("a",)), {"id": 1, "seats": ("a",)}),
         (Order(id=1, lines=["x"]), {"id": 1, "lines": ["x"]}),
+        (Seat(1, "a"), {"row": 1, "_number": "a"}),
+        (SimpleNamespace(id=1), {"id": 1}),
+        (type("Folder", (PurePosixPath,), {"__str__": lambda self: "elsewhere"})("a/b"), PurePosixPath("a/b")),
+        (type("Queue", (deque,), {"__iter__": lambda self: iter(())})([1]), deque([1])),
         ({Word.YES: 1}, {"yes": 1}),
         (type("Text", (str,), {})("t"), "t"),
     ],
 )
 def test_rich_types_as_data(value: Any, plain: Any) -> None:
-    """Enums, dataclasses, pydantic models and subclasses come back as their plain data."""
+    """Enums, dataclasses, classes of attrs, pydantic models and subclasses come back as their plain data."""
     assert same(codecs.decode(codecs.encode(value)), plain)
 
 
@@ -156,7 +187,9 @@ def _endless() -> list[Any]:
         object(),
         print,
         Booking,
-        bytearray(b"x"),
+        memoryview(b"x"),
+        Path("\udcff"),
+        Plain(),
         [{"deep": object()}],
         "\ud800",
         {"\ud800": 1},
@@ -187,6 +220,63 @@ def test_deep_nesting_up_to_the_limit() -> None:
         value = [value]
     with pytest.raises(codecs.Unencodable, match="nested deeper"):
         codecs.encode(value)
+
+
+@pytest.mark.parametrize("effect", ["read", "write"])
+@pytest.mark.parametrize(
+    ("value", "is_kept"),
+    [
+        (Path("a/b.pdf"), True),
+        (PureWindowsPath("a/b.pdf"), True),
+        (deque([1, Path("x")]), True),
+        (bytearray(b"x\xff"), True),
+        (Fraction(1, 3), True),
+        (ipaddress.ip_address("10.0.0.1"), True),
+        (ipaddress.ip_network("10.0.0.0/8"), True),
+        (ipaddress.ip_interface("::1/64"), True),
+        (Seat(1, "a"), False),
+        (SimpleNamespace(id=1), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_arguments_with_an_obvious_form_stop_no_call(guard: Guard, value: Any, is_kept: bool, effect: str) -> None:
+    """They reach the body as they are, and a resumed run knows the call again; they are shown as what they are."""
+    seen: list[Any] = []
+
+    @guard.tool(effect=effect)
+    def send(what: Any) -> str:
+        seen.append(what)
+        return "sent"
+
+    with pytest.raises(KeyboardInterrupt), guard.run(id="r", on_interrupt="hold"):
+        send(value)
+        raise KeyboardInterrupt
+    with guard.run(id="r"):
+        assert send(copy.deepcopy(value)) == "sent"
+    assert len(seen) == 1
+    assert seen[0] is value
+    (call,) = guard.runs.get("r").calls
+    assert not is_kept or same(call.args["what"], value)
+    shown = rendering.render({"what": codecs.to_json(value)})
+    assert not shown.uninspectable or isinstance(value, bytearray)
+
+
+def test_an_undoing_function_gets_the_path_back(guard: Guard, store_url: str) -> None:
+    """What is undone from its record has arguments of the types that its tool had."""
+    undone: list[Any] = []
+    save = guard.tool("save", compensate=lambda path, size: undone.append((path, size)))(lambda path, size: None)
+    with guard.run(id="r"):
+        save(Path("a/b"), Fraction(1, 3))
+    guard.compensate("r")
+    assert undone == [(Path("a/b"), Fraction(1, 3))]
+
+
+@pytest.mark.parametrize("text", ['"1e999999999"', '"1/0"', '"x"', "1", "null", "[1]"])
+@pytest.mark.parametrize("tag", ["fraction", "path", "ip_address", "ip_network", "bytearray", "deque"])
+def test_damaged_values_are_one_error(tag: str, text: str) -> None:
+    """A recorded value that does not fit its tag is ``Undecodable``, or reads as something small."""
+    with contextlib.suppress(codecs.Undecodable):
+        assert len(repr(codecs.decode(f'{{"$type":"{tag}","value":{text}}}'))) < 100
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,15 @@ def test_big_integers_differ_from_their_neighbours(guard: Guard, pay: Callable[.
 
 
 FINGERPRINT = """
+from collections import deque
+from fractions import Fraction
+from ipaddress import ip_address
+from pathlib import Path
+from types import SimpleNamespace
 from sagaspan import codecs, keys
-value = {"s": {"b", "a", "c", 1, 2.5, None, (1, "x")}, "f": frozenset("xyz"), "d": {"k": 1, 2: 3}}
+rare = {Path("a"), Path("b"), Fraction(1, 3), ip_address("::1")}
+value = {"r": rare, "q": deque([rare, bytearray(b"x")]), "n": SimpleNamespace(b=1, a=2)}
+value = {"rare": value, "s": {"b", "a", "c", 1, 2.5, None, (1, "x")}, "f": frozenset("xyz"), "d": {"k": 1, 2: 3}}
 print(keys.fingerprint(codecs.to_json(value)))
 """
 

@@ -1,9 +1,10 @@
 """Values to JSON text and back, without pickle and without importing anything by a stored name.
 
 Plain JSON goes as it is. A closed list of types beyond it travels as ``{"$type": ..., "value": ...}``: datetime, date,
-time, timedelta, Decimal, bytes, UUID, set, frozenset, tuple, integers of 2^53 and beyond, NaN and infinities, and
-mappings with keys that are not strings. An Enum is stored as its value, a dataclass or pydantic model as its data:
-they come back as plain values. Anything else cannot be encoded (``Unencodable``); the caller decides what that means.
+time, timedelta, Decimal, Fraction, bytes, bytearray, UUID, paths, IP addresses, set, frozenset, tuple, deque, integers
+of 2^53 and beyond, NaN and infinities, and mappings with keys that are not strings. An Enum is stored as its value, and
+an object of a dataclass, of a class of attrs, of a pydantic model or a ``SimpleNamespace`` as its data: they come back
+as plain values. Anything else cannot be encoded (``Unencodable``); the caller decides what that means.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime as dt
+import ipaddress
 import json
 import math
 import sys
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 TAG: Final = "$type"
@@ -254,9 +259,28 @@ def _container(value: Any, path: str, depth: int, hide: Hide | None) -> Any:
         return _tagged(name, sorted(items, key=_sort_key))
     if _is_model(value):
         return _to_json(dict(_fields_of_model(value)), path, depth + 1, hide)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return _to_json(fields, path, depth + 1, hide)
+    names = _names_of_fields(type(value))
+    if names is not None:
+        return _to_json({name: getattr(value, name) for name in names}, path, depth + 1, hide)
+    return _rare(value, path, depth, hide)
+
+
+def _names_of_fields(kind: type) -> list[str] | None:
+    """The fields of a class that declares its data, None for any other."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    of_attrs = getattr(kind, "__attrs_attrs__", None)
+    return [field.name for field in of_attrs] if isinstance(of_attrs, tuple) else None
+
+
+def _rare(value: Any, path: str, depth: int, hide: Hide | None) -> Any:
+    if isinstance(value, deque):
+        return _tagged("deque", _items(list(deque.__iter__(value)), path, depth, hide))
+    if type(value) is SimpleNamespace:
+        return _to_json(vars(value), path, depth + 1, hide)
+    for kind, name, dump in _RARE:
+        if isinstance(value, kind):
+            return _tagged(name, _text(dump(value), path))
     return _subclass_of_plain(value, path, depth, hide)
 
 
@@ -354,6 +378,21 @@ _SCALARS: Final[tuple[tuple[type, str, Callable[[Any], Any]], ...]] = (
     (bytes, "bytes", lambda value: base64.b64encode(value).decode()),
 )
 
+# The interfaces before the addresses, and a path of this system before a pure one: each is a subclass of it.
+_RARE: Final[tuple[tuple[type, str, Callable[[Any], str]], ...]] = (
+    (Path, "path", PurePath.__str__),
+    (PurePosixPath, "posix_path", PurePath.__str__),
+    (PureWindowsPath, "windows_path", PurePath.__str__),
+    (bytearray, "bytearray", lambda value: base64.b64encode(value).decode()),
+    (Fraction, "fraction", Fraction.__str__),
+    (ipaddress.IPv4Interface, "ip_interface", ipaddress.IPv4Interface.__str__),
+    (ipaddress.IPv6Interface, "ip_interface", ipaddress.IPv6Interface.__str__),
+    (ipaddress.IPv4Address, "ip_address", ipaddress.IPv4Address.__str__),
+    (ipaddress.IPv6Address, "ip_address", ipaddress.IPv6Address.__str__),
+    (ipaddress.IPv4Network, "ip_network", ipaddress.IPv4Network.__str__),
+    (ipaddress.IPv6Network, "ip_network", ipaddress.IPv6Network.__str__),
+)
+
 _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "int": int,
     "float": float,
@@ -364,12 +403,20 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "decimal": Decimal,
     "uuid": uuid.UUID,
     "bytes": lambda text: base64.b64decode(text, validate=True),
+    "bytearray": lambda text: bytearray(base64.b64decode(text, validate=True)),
+    "path": Path,
+    "posix_path": PurePosixPath,
+    "windows_path": PureWindowsPath,
+    "fraction": lambda text: Fraction(*map(int, text.split("/"))),  # of no text with an exponent, which may be huge
+    "ip_address": ipaddress.ip_address,
+    "ip_interface": ipaddress.ip_interface,
+    "ip_network": ipaddress.ip_network,
     REDACTED: lambda digest: Redacted(str(digest)),
     "unrecorded": lambda kind: Unrecorded(f"<{kind}, not recorded>"),
 }
 
 _CONTAINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
-    "set": set, "frozenset": frozenset, "tuple": tuple, "dict": dict,
+    "set": set, "frozenset": frozenset, "tuple": tuple, "dict": dict, "deque": deque,
 }  # fmt: skip
 
 

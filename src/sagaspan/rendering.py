@@ -32,8 +32,11 @@ MAX_DEPTH: Final = 12
 _NAMED: Final = 6
 _WIDEST_NAME: Final = 24
 
-_SCALARS: Final = ("int", "float", "decimal", "uuid", "datetime", "date", "time", "timedelta")
-_CONTAINERS: Final = ("set", "frozenset", "tuple", "dict")
+_SCALARS: Final = (
+    "int", "float", "decimal", "uuid", "datetime", "date", "time", "timedelta", "fraction",
+    "path", "posix_path", "windows_path", "ip_address", "ip_interface", "ip_network",
+)  # fmt: skip
+_CONTAINERS: Final = ("set", "frozenset", "tuple", "dict", "deque")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +184,8 @@ def _number(text: str, path: str, found: _Found) -> str:
 
 def _tagged(value: Mapping[str, Any], path: str, found: _Found, depth: int) -> str:
     kind, inner = value[TAG], value.get("value")
-    if kind == "bytes" and isinstance(inner, str):
-        return _of_bytes(inner, path, found)
+    if kind in ("bytes", "bytearray") and isinstance(inner, str):
+        return _of_bytes(kind, inner, path, found)
     if kind in ("int", "float") and isinstance(inner, str):
         return _number(inner, path, found)
     if kind in _SCALARS:
@@ -199,13 +202,13 @@ def _tagged(value: Mapping[str, Any], path: str, found: _Found, depth: int) -> s
     return found.hidden(path, f"an unknown type, {_hash(_bytes(value))}")
 
 
-def _of_bytes(inner: str, path: str, found: _Found) -> str:
+def _of_bytes(kind: str, inner: str, path: str, found: _Found) -> str:
     try:
         data = base64.b64decode(inner, validate=True)
     except ValueError:
         return found.hidden(path, f"damaged bytes: {quoted(inner)}" if found.whole else "damaged bytes")
     try:
-        return f"bytes({_text(data.decode(), path, found)})"
+        return f"{kind}({_text(data.decode(), path, found)})"
     except UnicodeDecodeError:
         content = f": {data.hex()}" if found.whole else f", {_hash(data)}"
         return found.hidden(path, f"{len(data)} bytes that are no text{content}")
