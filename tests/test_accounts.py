@@ -140,7 +140,7 @@ def of_a_model(guard: Guard, act: Callable[..., Any]) -> None:
     """Calls of models: settled, left by an error, and forgotten."""
     with guard.run("r", id="r"):
         with guard.llm_call("gpt-4o", input_tokens=10, max_output_tokens=10) as call:
-            call.settle(input_tokens=9, output_tokens=3)
+            call.record_usage(input_tokens=9, output_tokens=3)
         with pytest.raises(ConnectionResetError), guard.llm_call("gpt-4o", input_tokens=10, max_output_tokens=10):
             raise ConnectionResetError("nobody knows what happened")
         with pytest.raises(NotApplied), guard.llm_call("gpt-4o", input_tokens=10, max_output_tokens=10):
@@ -249,7 +249,7 @@ def used(tmp_path: Path) -> Iterator[Guard]:
             with pytest.raises(NotApplied):
                 fail()
             with guard.llm_call("local", input_tokens=1000, max_output_tokens=20) as call:
-                call.settle(input_tokens=1000, output_tokens=10)
+                call.record_usage(input_tokens=1000, output_tokens=10)
             guard.tool("look", effect="read")(lambda: 1)()
             yield guard
 

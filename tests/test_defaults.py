@@ -100,7 +100,7 @@ def test_an_outage(
     if goes_on:
         assert look() == 1
         with guard.llm_call("gpt-4o", input_tokens=1, max_output_tokens=1) as call:
-            call.settle(input_tokens=1, output_tokens=1)
+            call.record_usage(input_tokens=1, output_tokens=1)
         return
     for ask in (look, guard.llm_call("gpt-4o", input_tokens=1, max_output_tokens=1).__enter__):
         with pytest.raises(StoreUnavailable):

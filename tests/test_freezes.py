@@ -152,7 +152,7 @@ def test_models_are_frozen_too(guard: Guard, other: Guard) -> None:
     with pytest.raises(ScopeFrozen), guard.llm_call("gpt-4o", input_tokens=1, max_output_tokens=1):
         pytest.fail("asked")
     with guard.llm_call("gpt-4o-mini", input_tokens=1, max_output_tokens=1) as call:
-        call.settle(input_tokens=1, output_tokens=1)
+        call.record_usage(input_tokens=1, output_tokens=1)
 
 
 def test_what_was_deferred_is_not_sent(guard: Guard, caller: Caller, other: Guard) -> None:

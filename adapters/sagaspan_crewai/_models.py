@@ -154,9 +154,7 @@ def settle(call: LlmCall, usage: Any, response: Any) -> None:
     if call.tells:
         call.messages(output=text)
     counts = counts_of(usage)
-    if counts is not None:
-        call.settle(**counts)
-    elif call.estimates:
+    if (counts is None or call.record_usage(**counts) is None) and call.estimates:
         running = Running()
         running.add_text(text)
         call.seen(running.likely, likely_input(call.demand))

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from sagaspan import ConfigurationError
 from sagaspan.adapters import LlmCall
 from sagaspan.llm.demands import likely_input
 from sagaspan.llm.running import Running, likely_output
@@ -166,11 +165,8 @@ class Meter:
 
 def settle(call: LlmCall, answer: Any) -> None:
     """Tell ``call`` what ``answer`` says, or what it looks like; else all is booked that was reserved."""
-    try:
-        call.settle(answer)
-    except ConfigurationError:
-        if call.estimates:
-            call.seen(likely_output(answer), likely_input(call.demand))
+    if call.record_usage(answer) is None and call.estimates:
+        call.seen(likely_output(answer), likely_input(call.demand))
 
 
 def metered(response: Any, meter: Meter) -> Any:

@@ -11,7 +11,6 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata, add_ai_message_chunks, add_usage
 from langchain_core.outputs import ChatResult
 
-from sagaspan import ConfigurationError
 from sagaspan.adapters import LlmCall
 from sagaspan.llm.demands import likely_input
 from sagaspan.llm.responses import read_usage
@@ -151,5 +150,4 @@ def _tell(call: LlmCall, usage: Any, metadata: dict[str, Any]) -> None:
     if found.input_tokens == 0:
         # A request always has some: of a stream LangChain reads only the last counts, where some servers leave it out.
         found = replace(found, input_tokens=call.demand.input_tokens)
-    with contextlib.suppress(ConfigurationError):
-        call.settle(found)
+    call.record_usage(found)

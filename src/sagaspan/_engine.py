@@ -291,15 +291,16 @@ class Engine:
         self.outside.check(tool, observes=self.observes)
         return None
 
-    def warn_unsaid(self, model: str, call_id: str, *, estimated: bool) -> None:
-        """Say that nobody told what a call of ``model`` used; once for each model, which mostly never tells it."""
+    def warn_unsaid(self, model: str, call_id: str, problem: str | None, *, estimated: bool) -> None:
+        """Log that the usage of a call of ``model`` is not known; once for each model, which mostly never tells it."""
         level = logging.DEBUG if model in self._unsaid else logging.WARNING
         self._unsaid.add(model)
         _log.log(
             level,
-            "nobody said what the call %s of %r used; it is booked %s. Later ones of this model are not named here; "
-            "see: sagaspan usage --by model",
-            call_id, model, "as its text looks" if estimated else "with all it had reserved",
+            "No usage recorded for call %s (model %r)%s. It is booked %s. Later calls of this model are not named "
+            "here; see: sagaspan usage --by model",
+            call_id, model, f": {problem}" if problem else "",
+            "as its text looks" if estimated else "with all it had reserved",
         )  # fmt: skip
 
     def _deliver(self, tool: Tool, run: Run | None, result: Result) -> Any:

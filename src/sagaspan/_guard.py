@@ -614,7 +614,7 @@ class Guard:
         """A call of a model made by whatever client: ``with guard.llm_call("gpt-4o", input_tokens=900) as call: ...``.
 
         Entering (``with`` or ``async with``) reserves the most it can cost; in the block say what it used:
-        ``call.settle(response)``, or ``call.settle(input_tokens=950, output_tokens=480)``.
+        ``call.record_usage(response)``, or ``call.record_usage(input_tokens=950, output_tokens=480)``.
 
         Args:
             model: its name, with the provider in front or not.

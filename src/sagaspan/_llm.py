@@ -80,10 +80,10 @@ def _tool_of(operation: str, model: str) -> Tool:
 class LlmCall:
     """One call of a model: entering reserves what it may cost, leaving settles what it used.
 
-    ``settle`` says what that was. Left by an error, it costs nothing if that proves that the model was not asked, or
-    that its provider refused, and else all that was reserved; left without ``settle``, all of it too.
+    ``record_usage`` says what that was. Left by an error, it costs nothing if that proves that the model was not asked,
+    or that its provider refused, and else all that was reserved; left without ``record_usage``, all of it too.
 
-    ``output_limit`` is the limit of output tokens that the request must be sent with, None if it needs none.
+    ``output_limit`` is the limit of output tokens that the request must be sent with, None if it needs no other.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class LlmCall:
         self._engine = engine
         self._prices = prices
         self._usage: Usage | None = None
+        self._unread: str | None = None
         self._cost: Price | None = None
         self._call: Call | None = None
         self._claim: Claim | None = None
@@ -137,47 +138,51 @@ class LlmCall:
 
     @property
     def usage(self) -> Usage | None:
-        """What ``settle`` was told."""
+        """What ``record_usage`` was told."""
         return self._usage
 
     @property
     def cost(self) -> Price | None:
-        """What it cost, once ``settle`` was told what it used."""
+        """What it cost, once ``record_usage`` was told what it used."""
         return self._cost
 
-    def settle(self, response: Any = _NOT_GIVEN, /, **counts: Any) -> Price:
-        """Say what the call used: the provider's response (or its usage), or the fields of ``Usage``.
+    def record_usage(self, response: Any = _NOT_GIVEN, /, **counts: Any) -> Price | None:
+        """Record what the call used: the provider's response (or its usage), or the fields of ``Usage``.
 
-        It is written when the block is left; the last word counts. Returns what it cost. Raises ``ConfigurationError``,
-        also outside the block, and for a response that says nothing, as None: what is unknown is not nothing.
+        It is written when the block is left; the last word that can be read counts. Returns what it cost. The provider
+        has answered by then, so what cannot be read, or comes after the block, raises nothing: it is logged, the cost
+        is None, and all is booked that was reserved. Raises ``ConfigurationError`` before the block.
         """
-        self._check_open()
-        if response is _NOT_GIVEN and not counts:
-            raise ConfigurationError(
-                f"settle() does not say what the call of {self.model!r} used; "
-                "pass the response, or input_tokens= and output_tokens="
-            )
-        if response is not _NOT_GIVEN:
-            self.messages(output=response, finish_reasons=said.reasons(response))
-        usage = Usage(**counts) if response is _NOT_GIVEN else read_usage(response)
-        if usage is None:
-            raise ConfigurationError(
-                f"the {type(response).__name__} does not say what the call of {self.model!r} used; "
-                "pass input_tokens= and output_tokens="
-            )
-        self._usage, self._cost = usage, self._price_of(usage)
-        return self._cost
-
-    def _check_open(self) -> None:
-        """Refuse what would be said to nobody: nothing is booked before the block, nor changed after it."""
         if self._call is None:
             raise ConfigurationError(
-                f"the call of {self.model!r} was not begun; settle it in its block: with guard.llm_call(...) as call"
+                f"the call of {self.model!r} was not begun; record its usage in its block: with guard.llm_call(...) as "
+                "call"
             )
         if self._is_over:
-            raise ConfigurationError(
-                f"the call of {self.model!r} was booked when its block was left; settle it before, in the block"
-            )
+            _log.warning(
+                "Usage of call %s (model %r) ignored: the call was booked when its block was left. Call record_usage "
+                "in the block.", self.id, self.model,
+            )  # fmt: skip
+            return None
+        try:
+            usage = self._read(response, counts)
+            self._cost = self._price_of(usage)
+        except Exception as problem:  # noqa: BLE001 - the answer is paid for: its caller gets it
+            self._unread = str(problem)
+            return None
+        self._usage = usage
+        return self._cost
+
+    def _read(self, response: Any, counts: dict[str, Any]) -> Usage:
+        if response is _NOT_GIVEN:
+            if not counts:
+                raise ConfigurationError("record_usage() was given neither the response nor counts")
+            return Usage(**counts)
+        self.messages(output=response, finish_reasons=said.reasons(response))
+        usage = read_usage(response)
+        if usage is None:
+            raise ConfigurationError(f"the {type(response).__name__} does not say it")
+        return usage
 
     def _check_new(self) -> None:
         """Before it is begun, and apart from that: what fails in there was not sent, and this one may have been."""
@@ -190,7 +195,7 @@ class LlmCall:
         return self._tells
 
     def messages(self, *, input: Any = None, output: Any = None, finish_reasons: Sequence[str] = ()) -> None:  # noqa: A002
-        """Say in the block what was asked and answered, for the span; what ``settle(response)`` sees it says itself.
+        """Say in the block what was asked and answered, for the span; ``record_usage(response)`` says what it sees.
 
         Args:
             input: the arguments of the SDK's call as a dict, its messages, or a text.
@@ -488,7 +493,7 @@ class LlmCall:
         if error is not None:
             return Ended(state=CallState.UNKNOWN, error=error), self._unsaid()
         spent = self._unsaid()
-        self._engine.warn_unsaid(self.model, self.id, estimated=bool(spent.amounts))
+        self._engine.warn_unsaid(self.model, self.id, self._unread, estimated=bool(spent.amounts))
         return Ended(state=CallState.DONE), spent
 
     def _is_free(self, error: BaseException) -> bool:

@@ -54,13 +54,8 @@ def metered(make: Callable[[], LlmCall]) -> Callable[[Callable[..., Any]], Calla
 
 def _settle(call: LlmCall, response: Any) -> None:
     """Say what ``response`` used, or what it looks like: an answer that is there, a text say, is not lost for that."""
-    try:
-        call.settle(response)
-    except ConfigurationError:
-        looks = likely_output(response)
-        if not looks:
-            raise
-        call.seen(looks)
+    if call.record_usage(response) is None:
+        call.seen(likely_output(response))
 
 
 def _check(function: Any) -> None:
@@ -70,7 +65,8 @@ def _check(function: Any) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"@guard.llm(...) cannot meter the generator {name}: it returns before the model has answered. Use "
-            "`with guard.llm_call(...) as call:` in it, with call.streams(), call.cover(tokens) and call.settle(...)"
+            "`with guard.llm_call(...) as call:` in it, with call.streams(), call.cover(tokens) and "
+            "call.record_usage(...)"
         )
 
 

@@ -28,7 +28,8 @@ async def let_by(engine: Engine, call: Call, what: str, asked: llm_spans.Asked) 
         return
     error = PolicyDenied(
         f"{what} are not sent: nobody here counts what they cost, and a hard budget of money holds. Use a client "
-        "that is not guarded, within `with guard.llm_call(MODEL, ...) as call:` and with call.settle(...); or give "
+        "that is not guarded, within `with guard.llm_call(MODEL, ...) as call:` and with call.record_usage(...); or "
+        "give "
         "the run a soft budget (hard=False)"
     )
     span = spans.start(engine.tracer, call.tool.name, llm_spans.opening(asked, call, None))

@@ -56,7 +56,7 @@ def metering(guard: Guard) -> Callable[[], object]:
 
     def call() -> None:
         with guard.llm_call("bench", input_tokens=1000, max_output_tokens=500) as made:
-            made.settle(input_tokens=900, output_tokens=400)
+            made.record_usage(input_tokens=900, output_tokens=400)
 
     return call
 
@@ -80,7 +80,7 @@ def beside_the_client(calls: int, folder: Path, server: ModelServer) -> dict[str
 
     def metered() -> None:
         with guard.llm_call("bench", input_tokens=1000, max_output_tokens=500) as call:
-            call.settle(ask())
+            call.record_usage(ask())
 
     with guard.run("bench", user="42", tenant="acme"):
         medians = in_turns(

@@ -35,7 +35,7 @@ def spent(guard: Guard, buy: Callable[..., Any]) -> None:
             for thing in things:
                 buy(thing)
     with guard.run("ask", user="42"), guard.llm_call("openai/gpt-4o", input_tokens=1000, max_output_tokens=100) as call:
-        call.settle(input_tokens=1000, output_tokens=100)
+        call.record_usage(input_tokens=1000, output_tokens=100)
 
 
 def _scopes(answer: Any) -> dict[str, tuple[str, str, str | None]]:

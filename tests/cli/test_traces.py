@@ -364,7 +364,7 @@ def test_a_captured_trace_shows_thoughts_words_and_stacks(
         with guard.llm_call("gpt-4o", input_tokens=100, max_output_tokens=50) as call:
             thought = {"role": "assistant", "parts": [{"type": "reasoning", "content": "the card may be bad"}]}
             call.messages(output=[thought])
-            call.settle(input_tokens=90, output_tokens=20)
+            call.record_usage(input_tokens=90, output_tokens=20)
         with contextlib.suppress(CardDeclined):
             pay(card="bad")
         pay(card="good")

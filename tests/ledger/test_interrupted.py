@@ -161,7 +161,7 @@ def test_a_model_call_that_a_ctrl_c_keeps_from_being_sent_costs_nothing(guard: G
         sent.clear()
         with guard.run("job"), guard.llm_call("gpt-4o-mini", input_tokens=10, max_output_tokens=10) as call:
             sent.append("yes")
-            call.settle(input_tokens=10, output_tokens=10)
+            call.record_usage(input_tokens=10, output_tokens=10)
 
     def ctrl_c() -> None:
         if not sent:
@@ -181,7 +181,7 @@ def test_a_model_call_that_a_ctrl_c_keeps_from_being_sent_costs_nothing(guard: G
 def test_a_model_call_that_a_ctrl_c_ends_is_waited_for_by_nobody(guard: Guard) -> None:
     def work() -> None:
         with guard.run("job"), guard.llm_call("gpt-4o-mini", input_tokens=10, max_output_tokens=10) as call:
-            call.settle(input_tokens=10, output_tokens=10)
+            call.record_usage(input_tokens=10, output_tokens=10)
 
     for where, error in interrupted_everywhere(work, _ctrl_c, within=("sagaspan/_in_flight.py",)):
         assert error is None or isinstance(error, KeyboardInterrupt), where
@@ -191,7 +191,7 @@ def test_a_model_call_that_a_ctrl_c_ends_is_waited_for_by_nobody(guard: Guard) -
 def test_a_model_call_is_over_before_what_a_ctrl_c_may_break_off(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlmCall, "_let_go", lambda _: _ctrl_c())
     with pytest.raises(KeyboardInterrupt), guard.run("job") as run, guard.llm_call("gpt-4o-mini") as call:
-        call.settle(input_tokens=10, output_tokens=10)
+        call.record_usage(input_tokens=10, output_tokens=10)
     assert not run.in_flight
 
 

@@ -129,7 +129,7 @@ def test_a_call_does_not_wait_for_the_model_it_is_made_beside(guard: Guard) -> N
             with pytest.raises(BudgetExceeded) as caught:
                 look(1)
             assert caught.value.in_flight
-            call.settle(input_tokens=10, output_tokens=1)
+            call.record_usage(input_tokens=10, output_tokens=1)
         assert look(1) == 1
 
 

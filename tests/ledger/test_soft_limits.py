@@ -87,7 +87,7 @@ def test_a_model_s_call_tells_too(guard: Guard, spans: InMemorySpanExporter) -> 
         guard.run("r", id="r", budget="0.01 USD"),
         guard.llm_call("gpt-4o", input_tokens=1000, max_output_tokens=500) as call,
     ):
-        call.settle(input_tokens=1000, output_tokens=400)
+        call.record_usage(input_tokens=1000, output_tokens=400)
     assert _crossings(spans) == [("chat gpt-4o", "run:r", 50)]
 
 
@@ -106,7 +106,7 @@ def test_metrics(guard: Guard, reader: InMemoryMetricReader) -> None:
         for _ in range(3):
             buy()
     with guard.llm_call("gpt-4o", input_tokens=1000, max_output_tokens=500) as call:
-        call.settle(input_tokens=1000, output_tokens=400)
+        call.record_usage(input_tokens=1000, output_tokens=400)
     kind, unit = semconv.BUDGET_KIND, semconv.BUDGET_UNIT
     assert _points(reader, semconv.METRIC_SOFT_LIMITS) == [(1, {kind: "user", unit: "USD", semconv.BUDGET_PERCENT: 50})]
     assert _points(reader, semconv.METRIC_BUDGET_REFUSALS) == [

@@ -57,3 +57,49 @@ LANGCHAIN_USAGE: dict[str, Any] = {
                             "ephemeral_1h_input_tokens": 200, "audio": 3},
     "output_token_details": {"reasoning": 128, "audio": 4},
 }  # fmt: skip
+
+OLLAMA_CHAT: dict[str, Any] = {
+    "model": "llama3.2", "created_at": "2026-08-04T19:22:45.499127Z", "done": True, "done_reason": "stop",
+    "message": {"role": "assistant", "content": "Hello."},
+    "total_duration": 4883583458, "load_duration": 1334875, "prompt_eval_count": 26, "prompt_eval_duration": 342546000,
+    "eval_count": 282, "eval_duration": 4535599000,
+}  # fmt: skip
+
+GEMINI: dict[str, Any] = {
+    "candidates": [{"index": 0, "finishReason": "STOP",
+                    "content": {"role": "model", "parts": [{"text": "Hello."}]}}],
+    "usageMetadata": {
+        "promptTokenCount": 1000, "cachedContentTokenCount": 600, "candidatesTokenCount": 200, "thoughtsTokenCount": 50,
+        "toolUsePromptTokenCount": 30, "totalTokenCount": 1280,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 900}, {"modality": "AUDIO", "tokenCount": 100}],
+        "cacheTokensDetails": [{"modality": "TEXT", "tokenCount": 560}, {"modality": "AUDIO", "tokenCount": 40}],
+        "candidatesTokensDetails": [{"modality": "TEXT", "tokenCount": 200}],
+    },
+    "modelVersion": "gemini-2.5-flash", "responseId": "r1",
+}  # fmt: skip
+
+BEDROCK_CONVERSE: dict[str, Any] = {
+    "output": {"message": {"role": "assistant", "content": [{"text": "Hello."}]}}, "stopReason": "end_turn",
+    "usage": {
+        "inputTokens": 25, "outputTokens": 100, "totalTokens": 1925, "cacheReadInputTokens": 300,
+        "cacheWriteInputTokens": 1500,
+        "cacheDetails": [{"ttl": "1h", "inputTokens": 500}, {"ttl": "5m", "inputTokens": 1000}],
+    },
+    "metrics": {"latencyMs": 1275},
+}  # fmt: skip
+
+COHERE_CHAT: dict[str, Any] = {
+    "id": "c1", "finish_reason": "COMPLETE",
+    "message": {"role": "assistant", "content": [{"type": "text", "text": "Hello."}]},
+    "usage": {
+        "billed_units": {"input_tokens": 5, "output_tokens": 418}, "tokens": {"input_tokens": 71, "output_tokens": 418},
+    },
+}  # fmt: skip
+
+COHERE_CHAT_V1: dict[str, Any] = {
+    "response_id": "r1", "generation_id": "g1", "text": "Hello.", "finish_reason": "COMPLETE",
+    "meta": {
+        "api_version": {"version": "1"}, "billed_units": {"input_tokens": 5.0, "output_tokens": 418.0},
+        "tokens": {"input_tokens": 71.0, "output_tokens": 418.0},
+    },
+}  # fmt: skip

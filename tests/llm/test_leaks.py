@@ -39,7 +39,7 @@ def _side_by_side(guard: Guard, calls: int, user: str, seconds: float = 0.02) ->
         together.wait(10)
         with contextlib.suppress(BudgetExceeded), guard.run("r", user=user), _call(guard) as call:
             time.sleep(seconds)
-            call.settle(output_tokens=1000)
+            call.record_usage(output_tokens=1000)
             return 1
         return 0
 
@@ -69,7 +69,7 @@ def test_a_restart_forgets_nothing(store_url: str) -> None:
             guard.run("r", tenant="t"),
             _call(guard) as call,
         ):
-            call.settle(output_tokens=1000)
+            call.record_usage(output_tokens=1000)
     guard = _guard(store_url, budgets={"tenant:t": "0.02 USD"})
     with pytest.raises(BudgetExceeded), guard.run("r", tenant="t"), _call(guard):
         raise AssertionError("it was sent")
@@ -86,7 +86,7 @@ def test_however_a_call_ends_nothing_stays_reserved(store_url: str, error: BaseE
     with contextlib.suppress(Exception, Cancelled), guard.run("r", id="r"), _call(guard) as call:
         if error is not None:
             raise error
-        call.settle(output_tokens=1)
+        call.record_usage(output_tokens=1)
     (account,) = guard.budgets.list("run:r")
     assert account.reserved == 0
     assert list(guard.budgets.fsck()) == []
@@ -118,8 +118,8 @@ def test_a_call_without_a_limit_leaves_room_for_others(store_url: str) -> None:
         guard.llm_call("gpt-4o", input_tokens=1000) as other,
     ):
         assert guard.usage(user="u").reserved < 1
-        one.settle(input_tokens=1000, output_tokens=10)
-        other.settle(input_tokens=1000, output_tokens=10)
+        one.record_usage(input_tokens=1000, output_tokens=10)
+        other.record_usage(input_tokens=1000, output_tokens=10)
     assert guard.usage(user="u").remaining > Decimal("1999.9")
 
 
@@ -133,7 +133,7 @@ def test_an_absurd_limit_is_refused_and_blocks_nobody(store_url: str) -> None:
         with pytest.raises(BudgetExceeded), guard.run("other", nested=False, user="u"):
             guard.llm_call("gpt-4o", max_output_tokens=999_999_999).__enter__()
         assert guard.usage(user="u").reserved < 1
-        call.settle(output_tokens=10)
+        call.record_usage(output_tokens=10)
 
 
 def test_what_cannot_be_estimated_is_not_let_by(store_url: str) -> None:
@@ -149,11 +149,11 @@ def test_a_settle_that_cannot_be_written_is_written_once(outage: Outage) -> None
     """litellm#35569: a failed settle was counted as reserved and again as spent."""
     guard = _guard(outage.url, budgets={"model:cheap": "1 USD"})
     with _call(guard) as call:
-        call.settle(output_tokens=500)
+        call.record_usage(output_tokens=500)
         with outage.down():
             call.__exit__(None, None, None)
     with _call(guard) as call:  # the next claim writes what could not be written
-        call.settle(output_tokens=500)
+        call.record_usage(output_tokens=500)
     (account,) = guard.budgets.list("model:cheap")
     assert (account.reserved, account.spent) == (0, USD_OF_ONE)
     assert list(guard.budgets.fsck()) == []
@@ -163,8 +163,8 @@ def test_the_last_word_counts_once(store_url: str) -> None:
     """litellm#35569: nor is a call counted twice that says twice what it used."""
     guard = _guard(store_url, budgets={"model:cheap": "1 USD"})
     with _call(guard) as call:
-        call.settle(output_tokens=900)
-        call.settle(output_tokens=1000)
+        call.record_usage(output_tokens=900)
+        call.record_usage(output_tokens=1000)
     assert guard.usage(model="cheap").spent == USD_OF_ONE
 
 
@@ -173,7 +173,7 @@ def test_a_cache_is_no_second_input(store_url: str) -> None:
     guard = Guard(store_url, budgets={"model:*": "1 USD"})
     usage = {"input_tokens": 10, "cache_read_input_tokens": 1000, "cache_creation_input_tokens": 0, "output_tokens": 1}
     with guard.llm_call("claude-sonnet-4-5", input_tokens=2000, max_output_tokens=10) as call:
-        cost = call.settle({"type": "message", "model": "claude-sonnet-4-5", "usage": usage})
+        cost = call.record_usage({"type": "message", "model": "claude-sonnet-4-5", "usage": usage})
     (account,) = guard.budgets.list("model:claude-sonnet-4-5")
     assert account.spent == Decimal(cost.nano_usd) / 10**9 == guard.usage().spent < Decimal("0.001")
 
@@ -196,7 +196,7 @@ def test_a_resumed_run_counts_what_it_spent_once(store_url: str) -> None:
         with guard.run("r", id="r", budget="0.03 USD", on_interrupt="hold"):
             for _ in range(calls):
                 with _call(guard) as call:
-                    call.settle(output_tokens=1000)
+                    call.record_usage(output_tokens=1000)
             if calls == 2:
                 raise KeyboardInterrupt
 

@@ -6,9 +6,12 @@ import copy
 from typing import Any
 from unittest.mock import Mock
 
+import boto3
+import ollama
 import pytest
 from anthropic.types import Message
 from anthropic.types.beta import BetaMessage
+from botocore.stub import Stubber
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
@@ -19,7 +22,18 @@ from openai.types.responses import Response
 from sagaspan import ConfigurationError
 from sagaspan.llm.responses import read_usage
 from sagaspan.llm.usage import COUNTS, Usage
-from tests.llm.payloads import ANTHROPIC_MESSAGE, LANGCHAIN_USAGE, OPENAI_CHAT, OPENAI_EMBEDDINGS, OPENAI_RESPONSE
+from tests.llm.payloads import (
+    ANTHROPIC_MESSAGE,
+    BEDROCK_CONVERSE,
+    COHERE_CHAT,
+    COHERE_CHAT_V1,
+    GEMINI,
+    LANGCHAIN_USAGE,
+    OLLAMA_CHAT,
+    OPENAI_CHAT,
+    OPENAI_EMBEDDINGS,
+    OPENAI_RESPONSE,
+)
 
 ANTHROPIC = Usage(
     input_tokens=1750, output_tokens=300, cache_read_tokens=1000, cache_write_tokens=700, cache_write_1h_tokens=200,
@@ -49,6 +63,42 @@ def test_objects_of_the_sdks_and_their_dicts_read_the_same(kind: Any, payload: d
     inner = read_usage(payload["usage"])
     assert inner is not None
     assert [getattr(inner, name) for name in COUNTS[:4]] == [getattr(usage, name) for name in COUNTS[:4]]
+
+
+OF_OTHERS = {
+    "ollama": (OLLAMA_CHAT, Usage(input_tokens=26, output_tokens=282, model="llama3.2")),
+    "gemini": (GEMINI, Usage(
+        input_tokens=1030, output_tokens=250, cache_read_tokens=600, cache_audio_read_tokens=40, input_audio_tokens=100,
+        reasoning_tokens=50, model="gemini-2.5-flash",
+    )),
+    "bedrock": (BEDROCK_CONVERSE, Usage(
+        input_tokens=1825, output_tokens=100, cache_read_tokens=300, cache_write_tokens=1500, cache_write_1h_tokens=500,
+    )),
+    "cohere": (COHERE_CHAT, Usage(input_tokens=5, output_tokens=418)),
+    "cohere v1": (COHERE_CHAT_V1, Usage(input_tokens=5, output_tokens=418)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("provider", OF_OTHERS)
+def test_documented_answers_of_other_providers_are_read(provider: str) -> None:
+    """Ollama, Gemini, Bedrock Converse and Cohere each count under names of their own."""
+    payload, usage = OF_OTHERS[provider]
+    assert read_usage(payload) == usage
+
+
+def test_objects_of_the_sdks_of_other_providers_are_read() -> None:
+    """Ollama's class, Gemini's where it is installed, and what boto3 makes of what Bedrock sends."""
+    assert read_usage(ollama.ChatResponse.model_validate(OLLAMA_CHAT)) == OF_OTHERS["ollama"][1]
+    client = boto3.client("bedrock-runtime", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+    with Stubber(client) as stub:  # it checks the answer against the service's own description
+        stub.add_response("converse", BEDROCK_CONVERSE)
+        assert read_usage(client.converse(modelId="m", messages=[])) == OF_OTHERS["bedrock"][1]
+
+
+def test_an_object_of_the_sdk_of_gemini_is_read() -> None:
+    """It has the same names in snake case, and its kinds of content are an enum."""
+    types = pytest.importorskip("google.genai.types")
+    assert read_usage(types.GenerateContentResponse.model_validate(GEMINI)) == OF_OTHERS["gemini"][1]
 
 
 def test_what_the_cache_gave_and_took_is_input() -> None:
@@ -133,6 +183,9 @@ def test_a_server_that_contradicts_itself_is_read_as_the_dearer(
         {"usage": {"prompt_tokens": 5, "completion_tokens": float("nan")}},
         {"usage": {"prompt_tokens": 5, "completion_tokens": 1.5}}, {"usage": {"input_tokens": 10**15}},
         {"usage": {"prompt_tokens": 5, "prompt_tokens_details": {"audio_tokens": 9}}},
+        {"usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": "7"}}, {"usage": {"inputTokens": -1}},
+        {"usage": {"billed_units": {"input_tokens": 1.5}}}, {"model": "m", "eval_count": 5},
+        {"meta": {"billed_units": {}}},
         Mock(), Mock(usage=Mock()), Mock(spec=[]), object(),
     ],
 )  # fmt: skip
@@ -145,6 +198,7 @@ words = st.sampled_from([
     "prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens", "cache_read_input_tokens",
     "cache_creation_input_tokens", "prompt_tokens_details", "input_tokens_details", "input_token_details",
     "completion_tokens_details", "cached_tokens", "reasoning_tokens", "cache_creation", "iterations", "usage", "type",
+    "promptTokenCount", "promptTokensDetails", "modality", "tokenCount", "inputTokens", "cacheDetails", "billed_units",
 ])  # fmt: skip
 junk = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.integers(0, 100), st.floats(), st.text(max_size=3)),

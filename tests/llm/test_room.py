@@ -32,7 +32,7 @@ def _another(guard: Guard, tokens: int) -> Iterator[Callable[[], None]]:
         with guard.llm_call("gpt-4o", input_tokens=0, max_output_tokens=tokens) as call:
             began.set()
             assert may_end.wait(30)
-            call.settle(output_tokens=10)
+            call.record_usage(output_tokens=10)
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(copy_context().run, ask)
@@ -51,7 +51,7 @@ def test_an_answer_is_not_cut_to_what_others_have_left(guard: Guard) -> None:
         with guard.llm_call("gpt-4o", input_tokens=10, limit_output=True) as call:
             assert call.output_limit is not None
             assert call.output_limit > 1500
-            call.settle(input_tokens=10, output_tokens=1)
+            call.record_usage(input_tokens=10, output_tokens=1)
 
 
 def test_an_answer_is_cut_to_what_is_left_for_good(guard: Guard) -> None:
@@ -60,11 +60,11 @@ def test_an_answer_is_cut_to_what_is_left_for_good(guard: Guard) -> None:
         with guard.llm_call("gpt-4o", input_tokens=0, max_output_tokens=3600) as call:
             with guard.llm_call("gpt-4o", input_tokens=10, limit_output=True) as inner:
                 assert inner.output_limit == 190
-                inner.settle(input_tokens=10, output_tokens=1)
-            call.settle(output_tokens=3600)
+                inner.record_usage(input_tokens=10, output_tokens=1)
+            call.record_usage(output_tokens=3600)
         with guard.llm_call("gpt-4o", input_tokens=10, limit_output=True) as last:
             assert last.output_limit == 184
-            last.settle(input_tokens=10, output_tokens=1)
+            last.record_usage(input_tokens=10, output_tokens=1)
 
 
 def test_a_request_without_a_limit_is_sent_in_an_outage(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_request_without_a_limit_is_sent_in_an_outage(store_url: str, monkeypa
             monkeypatch.setattr(guard._store, name, down)
         with guard.llm_call("gpt-4o", input_tokens=10, limit_output=True) as call:
             assert call.output_limit is None
-            call.settle(input_tokens=10, output_tokens=1)
+            call.record_usage(input_tokens=10, output_tokens=1)
         monkeypatch.undo()
 
 
@@ -92,7 +92,7 @@ def test_a_stream_waits_for_what_another_call_gives_back(guard: Guard) -> None:
         call.streams()
         threading.Timer(0.05, end).start()
         call.cover(1500)
-        call.settle(input_tokens=10, output_tokens=1500)
+        call.record_usage(input_tokens=10, output_tokens=1500)
     assert guard.runs.get("r").status == "completed"
 
 
@@ -106,10 +106,10 @@ def test_a_stream_that_waits_in_vain_ends_no_run(guard: Guard) -> None:
                     BudgetExceeded, match="held by 'chat gpt-4o', which can only end after it"
                 ) as caught:
                     call.cover(500)
-                call.settle(input_tokens=10, output_tokens=500)
-            outer.settle(output_tokens=10)
+                call.record_usage(input_tokens=10, output_tokens=500)
+            outer.record_usage(output_tokens=10)
         with guard.llm_call("gpt-4o", input_tokens=10, max_output_tokens=1000) as call:
-            call.settle(input_tokens=10, output_tokens=10)
+            call.record_usage(input_tokens=10, output_tokens=10)
     assert (caught.value.in_flight, caught.value.tool_ran) == (True, "yes")
     assert guard.runs.get("r").status == "completed"
 
@@ -138,10 +138,10 @@ def test_two_streams_that_wait_for_each_other(guard: Guard) -> None:
             both.wait(30)
             try:
                 call.cover(2200)
-                call.settle(output_tokens=1500)
+                call.record_usage(output_tokens=1500)
             except BudgetExceeded as error:
                 cut.append(error)
-                call.settle(output_tokens=1000)
+                call.record_usage(output_tokens=1000)
 
     with guard.run("r", id="r"), ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(copy_context().run, ask) for _ in range(2)]:
@@ -167,7 +167,7 @@ async def test_nobody_waits_for_an_answer_that_was_opened_in_a_task_of_its_own(g
             with pytest.raises(BudgetExceeded, match="which can only end after it"):
                 await look()
             call.reads()
-        call.settle(output_tokens=1)
+        call.record_usage(output_tokens=1)
         await call.__aexit__(None, None, None)
 
 
@@ -180,13 +180,13 @@ async def test_an_answer_that_another_task_reads_is_waited_for(guard: Guard) -> 
         async def read() -> None:
             call.reads()
             await may_end.wait()
-            call.settle(output_tokens=1)
+            call.record_usage(output_tokens=1)
             await call.__aexit__(None, None, None)
 
         async def ask() -> None:
             asyncio.get_running_loop().call_later(0.05, may_end.set)
             async with waits:
-                waits.settle(output_tokens=1)
+                waits.record_usage(output_tokens=1)
 
         await call.__aenter__()
         call.streams()

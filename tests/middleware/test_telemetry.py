@@ -44,7 +44,7 @@ def test_users_are_on_spans_only_when_asked_for(
     with pytest.raises(Declined), guard.run("trip", user="ada@example.test"):
         pay(5)
         with guard.llm_call("gpt-4o", input_tokens=10, max_output_tokens=5) as call:
-            call.settle(input_tokens=10, output_tokens=5)
+            call.record_usage(input_tokens=10, output_tokens=5)
         raise Declined
     found = {span.name: (span.attributes or {}).get("user.id") for span in spans.get_finished_spans()}
     names = {"execute_tool pay", "execute_tool refund", "chat gpt-4o", "sagaspan trip"}

@@ -107,12 +107,12 @@ def _models(guard: Guard, number: int) -> None:
     with contextlib.suppress(Broken), guard.run("thinks", agent="booker"):
         with guard.llm_call("small", provider="house", input_tokens=2000, max_output_tokens=4000) as call:
             call.messages(input=[{"role": "user", "content": CANARY}])
-            call.settle(input_tokens=2000, output_tokens=4000)
+            call.record_usage(input_tokens=2000, output_tokens=4000)
         with guard.llm_call("small", provider="house", input_tokens=2, max_output_tokens=4):
             raise Broken(CANARY)
     with guard.run("overspends", budget=Budget("10 tokens", soft=(50,))):
         with guard.llm_call("small", input_tokens=2, max_output_tokens=4) as call:
-            call.settle(input_tokens=2, output_tokens=4)
+            call.record_usage(input_tokens=2, output_tokens=4)
         with guard.llm_call("small", input_tokens=100, max_output_tokens=1):
             """It does not fit."""
 

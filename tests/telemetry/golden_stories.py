@@ -127,9 +127,11 @@ def models(make: Make) -> None:
     with contextlib.suppress(Refused), guard.run("trip", id="trip", agent="booker", budget="100 tokens"):
         with guard.llm_call("small", input_tokens=10, max_output_tokens=20, provider="openai") as call:
             call.messages(finish_reasons=["stop"])
-            call.settle(input_tokens=10, output_tokens=20, reasoning_tokens=5, cache_read_tokens=2, model="small-1")
+            call.record_usage(
+                input_tokens=10, output_tokens=20, reasoning_tokens=5, cache_read_tokens=2, model="small-1"
+            )
         with guard.llm_call("small", input_tokens=60, operation="embeddings", max_output_tokens=0) as call:
-            call.settle(input_tokens=60)
+            call.record_usage(input_tokens=60)
         with guard.llm_call("small", input_tokens=50, max_output_tokens=50):
             """Not entered."""
 

@@ -111,7 +111,7 @@ def _approvals(guard: Guard) -> None:
 def _models(guard: Guard) -> None:
     with pytest.raises(BudgetExceeded), guard.run("models", budget=Budget("10 tokens", soft=(50,))):
         with guard.llm_call("small", input_tokens=2, max_output_tokens=4) as call:
-            call.settle(input_tokens=2, output_tokens=4)
+            call.record_usage(input_tokens=2, output_tokens=4)
         with guard.llm_call("small", input_tokens=100, max_output_tokens=1):
             """It does not fit, so the run stops."""
 
@@ -190,7 +190,7 @@ def test_exemplars_lead_to_the_span(
         async with caller.run(guard, "trip"):
             await caller.call(pay)
             with guard.llm_call("small", input_tokens=1, max_output_tokens=1) as call:
-                call.settle(input_tokens=1, output_tokens=1)
+                call.record_usage(input_tokens=1, output_tokens=1)
 
     caller.play(job)
     by_name = {span.name: span.context for span in spans.get_finished_spans()}

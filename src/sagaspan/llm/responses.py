@@ -1,12 +1,16 @@
 """Reading ``Usage`` from what an SDK returned, or from a dict of the same shape.
 
-Four dialects are told apart by their fields, not by their classes, so that objects of any version of an SDK, plain
+The dialects are told apart by their fields, not by their classes, so that objects of any version of an SDK, plain
 dicts and the answers of compatible servers all read the same:
 
 ===========================================  ================================================================
 OpenAI chat completions, embeddings          ``prompt_tokens``, ``completion_tokens``; details below them
 OpenAI responses                             ``input_tokens``, ``input_tokens_details``
 Anthropic messages                           ``input_tokens`` *without* what the cache took and gave
+Gemini                                       ``promptTokenCount`` or ``prompt_token_count``, thoughts beside the answer
+Bedrock Converse                             ``inputTokens`` *without* what the cache took and gave
+Ollama                                       ``prompt_eval_count``, ``eval_count`` in the response itself
+Cohere                                       ``billed_units``, else ``tokens``; below ``usage``, or ``meta`` in v1
 LangChain ``usage_metadata``, our own names  ``input_tokens``, ``input_token_details``
 ===========================================  ================================================================
 
@@ -41,11 +45,12 @@ def read_usage(response: Any) -> Usage | None:
 
 def usage_of(response: Any) -> Any:
     """The object with the counts: below ``usage`` or ``usage_metadata``, or ``response`` itself; None if neither."""
-    for name in ("usage", "usage_metadata"):
+    for name in ("usage", "usage_metadata", "usageMetadata"):
         found = get(response, name)
         if found is not None:
             return found if _has_counts(found) else None
-    return response if _has_counts(response) else None
+    meta = get(response, "meta")
+    return next((one for one in (meta, response) if _has_counts(one)), None)
 
 
 def get(source: Any, name: str) -> Any:
@@ -58,7 +63,12 @@ class _Unreadable(ValueError):
 
 
 def _has_counts(source: Any) -> bool:
-    return any(type(get(source, name)) is int for name in ("prompt_tokens", "input_tokens"))
+    return any(type(get(source, name)) is int for name in _COUNTED) or _of_cohere(source) is not None
+
+
+_COUNTED: Final = (
+    "prompt_tokens", "input_tokens", "prompt_token_count", "promptTokenCount", "inputTokens", "prompt_eval_count",
+)  # fmt: skip
 
 
 def _normalised(counts: Any, response: Any) -> Usage:
@@ -69,9 +79,17 @@ def _normalised(counts: Any, response: Any) -> Usage:
         found = _anthropic(counts)
     elif _names(counts, "input_tokens_details", "output_tokens_details"):
         found = _openai(counts, "input", "output")
+    elif _names(counts, "prompt_token_count", "promptTokenCount"):
+        found = _gemini(counts)
+    elif _names(counts, "inputTokens"):
+        found = _bedrock(counts)
+    elif _names(counts, "prompt_eval_count"):
+        found = {"input_tokens": _count(counts, "prompt_eval_count"), "output_tokens": _count(counts, "eval_count")}
+    elif (billed := _of_cohere(counts)) is not None:
+        found = {"input_tokens": _whole(billed, "input_tokens"), "output_tokens": _whole(billed, "output_tokens")}
     else:
         found = _plain(counts)
-    _reconcile(found, _count(counts, "total_tokens"))
+    _reconcile(found, max(_count(counts, name) for name in _TOTALS))
     for name, count in _searches(response).items():
         found[name] = max(found.get(name, 0), count)
     return Usage(**found | _served(counts, response))
@@ -112,6 +130,52 @@ def _anthropic(counts: Any) -> dict[str, int]:
             for name, count in _anthropic(side).items():
                 found[name] += count
     return found
+
+
+def _gemini(counts: Any) -> dict[str, int]:
+    """REST has ``promptTokenCount``, the SDK ``prompt_token_count``; the cache is a part of it, thoughts are none."""
+
+    def field(name: str) -> str:
+        first, *rest = name.split("_")
+        return name if get(counts, name) is not None else first + "".join(word.title() for word in rest)
+
+    def of_kind(name: str, kind: str) -> int:
+        details = _items(get(counts, field(name)))
+        of_sdk = [_count(one, "token_count") for one in details if get(one, "modality") == kind]
+        return sum(of_sdk) + sum(_count(one, "tokenCount") for one in details if get(one, "modality") == kind)
+
+    thoughts = _count(counts, field("thoughts_token_count"))
+    return {
+        "input_tokens": _count(counts, field("prompt_token_count"))
+        + _count(counts, field("tool_use_prompt_token_count")),
+        "output_tokens": _count(counts, field("candidates_token_count")) + thoughts,
+        "cache_read_tokens": _count(counts, field("cached_content_token_count")),
+        "cache_audio_read_tokens": of_kind("cache_tokens_details", "AUDIO"),
+        "input_audio_tokens": of_kind("prompt_tokens_details", "AUDIO"),
+        "input_image_tokens": of_kind("prompt_tokens_details", "IMAGE"),
+        "output_audio_tokens": of_kind("candidates_tokens_details", "AUDIO"),
+        "reasoning_tokens": thoughts,
+    }
+
+
+def _bedrock(counts: Any) -> dict[str, int]:
+    read = _count(counts, "cacheReadInputTokens")
+    by_age = [one for one in _items(get(counts, "cacheDetails")) if get(one, "ttl") == "1h"]
+    kept_1h = sum(_count(one, "inputTokens") for one in by_age)
+    written = max(_count(counts, "cacheWriteInputTokens"), kept_1h)
+    return {
+        "input_tokens": _count(counts, "inputTokens") + written + read,
+        "output_tokens": _count(counts, "outputTokens"),
+        "cache_read_tokens": read,
+        "cache_write_tokens": written,
+        "cache_write_1h_tokens": kept_1h,
+    }
+
+
+def _of_cohere(counts: Any) -> Any:
+    """What Cohere bills, else what it counted; both have numbers with a point. None if neither is there."""
+    found = (get(counts, name) for name in ("billed_units", "tokens"))
+    return next((one for one in found if isinstance(get(one, "input_tokens"), int | float)), None)
 
 
 def _plain(counts: Any) -> dict[str, int]:
@@ -158,12 +222,14 @@ def _items(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
+_TOTALS: Final = ("total_tokens", "total_token_count", "totalTokenCount", "totalTokens")
 _SERVED: Final = {"service_tier": "service_tier", "speed": "speed", "geo": "inference_geo"}
 
 
 def _served(counts: Any, response: Any) -> dict[str, Any]:
     metadata = get(response, "response_metadata")
-    model = _first_text(get(response, "model"), get(metadata, "model_name"), get(metadata, "model"))
+    named = [(response, "model"), (response, "model_version"), (response, "modelVersion")]
+    model = _first_text(*(get(*one) for one in [*named, (metadata, "model_name"), (metadata, "model")]))
     said = {
         ours: _first_text(get(counts, theirs), get(response, theirs), get(metadata, theirs))
         for ours, theirs in _SERVED.items()
@@ -189,3 +255,11 @@ def _count(source: Any, name: str) -> int:
     if type(value) is not int or value < 0:
         raise _Unreadable(f"{name} is {value!r:.40}")
     return value
+
+
+def _whole(source: Any, name: str) -> int:
+    """As ``_count``, of a whole number that may have a point."""
+    value = get(source, name)
+    if type(value) is float and value.is_integer() and value >= 0:
+        return int(value)
+    return _count(source, name)

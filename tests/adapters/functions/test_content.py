@@ -257,10 +257,10 @@ def test_a_call_by_hand_says_what_it_asks(guard: Guard, spans: InMemorySpanExpor
     with guard.llm_call("gpt-4o", max_output_tokens=9) as call:
         assert call.tells
         call.messages(input=SAY)
-        call.settle(response)
+        call.record_usage(response)
     with guard.llm_call("gpt-4o", max_output_tokens=9) as call:
         call.messages(input={"system": "Be kind.", "messages": SAY}, output="Ho.", finish_reasons=["length"])
-        call.settle(input_tokens=1, output_tokens=1)
+        call.record_usage(input_tokens=1, output_tokens=1)
     for span, reason in zip(spans.get_finished_spans(), ("stop", "unknown"), strict=True):
         assert read(span, INPUT)[0]["parts"][0]["content"] == SAY[0]["content"]
         assert read(span, OUTPUT) == [
@@ -282,7 +282,7 @@ def test_nothing_is_read_without_the_opt_in(guard: Guard, spans: InMemorySpanExp
     with guard.llm_call("gpt-4o", max_output_tokens=9) as call:
         assert not call.tells
         call.messages(input=_Touchy(), output=CANARY)
-        call.settle(input_tokens=1, output_tokens=1)
+        call.record_usage(input_tokens=1, output_tokens=1)
     assert CANARY not in only(spans).to_json()
 
 
@@ -291,5 +291,5 @@ def test_what_cannot_be_read_breaks_nothing(guard: Guard, spans: InMemorySpanExp
     """Telemetry never changes a result."""
     with guard.llm_call("gpt-4o", max_output_tokens=9) as call:
         call.messages(input=_Touchy(), output=[_Touchy()])
-        call.settle(input_tokens=1, output_tokens=1)
+        call.record_usage(input_tokens=1, output_tokens=1)
     assert {INPUT, OUTPUT}.isdisjoint(only(spans).attributes or {})

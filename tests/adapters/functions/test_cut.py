@@ -330,7 +330,7 @@ def test_time_cuts_no_answer_that_began_in_time(guard: Guard) -> None:
             call.streams()
             guard.set_budget("run:r", "0.000001 s")
             call.cover(1000)
-            call.settle(input_tokens=0, output_tokens=900)
+            call.record_usage(input_tokens=0, output_tokens=900)
         with guard.llm_call("gpt-4o", max_output_tokens=100):
             raise AssertionError("it was sent")
     assert guard.usage(run="r").spent == 9 * A_HUNDRED

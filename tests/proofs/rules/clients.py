@@ -22,7 +22,7 @@ RULES: Final[tuple[Rule, ...]] = (
         rule="An attempt of an SDK that timed out may be billed.",
         file=_HTTP,
         old="                response = super().send(request, **options)\n            except BaseException as error:\n                call.__exit__(type(error), error, None)\n",
-        new="                response = super().send(request, **options)\n            except BaseException as error:\n                call.settle(input_tokens=0, output_tokens=0)\n                call.__exit__(None, None, None)\n",
+        new="                response = super().send(request, **options)\n            except BaseException as error:\n                call.record_usage(input_tokens=0, output_tokens=0)\n                call.__exit__(None, None, None)\n",
         tests=(_CLIENT + "test_an_attempt_that_timed_out_may_be_billed",),
     ),
     Rule(
