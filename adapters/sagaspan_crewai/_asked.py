@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from typing import Any, Final
 
 from sagaspan_crewai import _compat
-from sagaspan_crewai._models import Asked, Watched, end, made, settle, watched_in_force
+from sagaspan_crewai._models import LIMITS, Asked, Watched, end, limited, made, settle, watched_in_force
 from sagaspan_crewai._own import put
 from sagaspan_crewai._session import Session, session_in_force
 
@@ -68,7 +68,8 @@ def _look_up(llm: Any, name: str) -> Any:
         session = session_in_force.get()
         if session is not None:
             session.or_stop(lambda: _watch(llm))
-    return object.__getattribute__(llm, name)
+    value = object.__getattribute__(llm, name)
+    return limited(llm, name, value) if name in LIMITS else value
 
 
 # -- one model ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -163,6 +164,12 @@ def look_up_by(look_up: Callable[[Any, str], Any] | None) -> None:
         BaseLLM.__getattribute__ = look_up  # type: ignore[method-assign]
 
 
+def default_limit(llm: Any) -> int | None:
+    """The limit that CrewAI sets itself where the API needs one: the most that the model gives."""
+    default = getattr(sys.modules.get(type(llm).__module__), "_default_max_tokens_for_model", None)
+    return default(llm.model) if callable(default) else None
+
+
 def read_by(
     output: Any,
     reads: Callable[[Iterator[Any]], Iterator[Any]],
@@ -287,6 +294,6 @@ def listening(
 __all__ = [
     "MEMORIES", "Agent", "BaseAgent", "BaseAgentTool", "BaseLLM", "BaseTool", "Crew", "CrewStructuredTool", "Flow",
     "FunctionTool", "LiteLLM", "MCPNativeTool", "MCPToolWrapper", "Stopping", "ToolFailure", "ToolFailureReason",
-    "canonical", "check", "is_agents_call", "is_tool", "listening", "look_up_by", "model_of_feedback",
+    "canonical", "check", "default_limit", "is_agents_call", "is_tool", "listening", "look_up_by", "model_of_feedback",
     "model_of_memory", "native_mcp_tool", "read_by", "tools_beside", "wait_for_saves",
 ]  # fmt: skip

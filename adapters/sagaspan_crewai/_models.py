@@ -19,19 +19,21 @@ from sagaspan.adapters import LlmCall
 from sagaspan.llm.demands import chat_demand, likely_input
 from sagaspan.llm.running import Running
 from sagaspan_crewai import _compat
-from sagaspan_crewai._session import Session
+from sagaspan_crewai._session import Session, session_in_force
 from sagaspan_crewai._usage import counts_of
 
-_LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+"""What a class of models limits its answers by."""
 _OWN: Final = "crewai"
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request under way, and how far its answer has come."""
+    """A request under way, and how far its answer has come. ``llm`` is asked, and sends the limit of ``call``."""
 
     call: LlmCall
     running: Running | None = None
+    llm: Any = None
 
     def came(self, text: str) -> None:
         """One piece more of an answer that comes piece by piece; raises ``BudgetExceeded`` where that must be cut."""
@@ -53,6 +55,30 @@ class Watched:
 
 
 watched_in_force: ContextVar[Watched | None] = ContextVar("sagaspan_crewai_watched", default=None)
+_asked_in_force: ContextVar[Asked | None] = ContextVar("sagaspan_crewai_asked", default=None)
+
+
+def limited(llm: Any, name: str, value: Any) -> Any:
+    """``value``, what ``llm`` has as one of the ``LIMITS``, or the limit of the request that is under way with it.
+
+    So a request is sent with the limit of its call, and the model of the user stays as it is.
+    """
+    asked, session = _asked_in_force.get(), session_in_force.get()
+    if asked is None or session is None or asked.llm is not llm or asked.call.output_limit is None:
+        return value
+    if all(one is not asked for one in session.models.values()):  # it is over
+        return value
+    # Servers that are compatible with OpenAI's may know the old name only.
+    is_sent = name == "max_tokens" or "openai_compatible" not in type(llm).__module__
+    return asked.call.output_limit if is_sent else value
+
+
+def _may_limit(llm: Any, limit: int | None) -> bool:
+    """Whether ``llm`` sends what ``limited`` says, and its user set no limit (``limit`` is what it has)."""
+    if type(llm).__module__.partition(".")[0] != _OWN or getattr(llm, "thinking", None) is not None:
+        return False
+    beside = getattr(llm, "additional_params", None) or {}
+    return limit in (None, _compat.default_limit(llm)) and not any(name in beside for name in LIMITS)
 
 
 # -- by CrewAI's events ------------------------------------------------------------------------------------------
@@ -76,7 +102,8 @@ def _started(session: Session, llm: Any, event: Any) -> None:
     watched = watched_in_force.get()
     if watched is not None and watched.id is None:
         watched.id = event.call_id
-        session.models[event.call_id] = Asked(watched.call)
+        session.models[event.call_id] = begun = Asked(watched.call, llm=llm)
+        _asked_in_force.set(begun)
         return
     again = session.models.pop(event.call_id, None)
     if again is not None:  # sent again under the same id: the first time may have been billed
@@ -85,7 +112,8 @@ def _started(session: Session, llm: Any, event: Any) -> None:
     call.__enter__()
     if call.tells:
         call.messages(input={"messages": _messages(event.messages)})
-    session.models[event.call_id] = Asked(call)
+    session.models[event.call_id] = begun = Asked(call, llm=llm)
+    _asked_in_force.set(begun)
 
 
 def _came(session: Session, event: Any) -> None:
@@ -136,7 +164,9 @@ def made(session: Session, llm: Any, model: str | None, asked: Mapping[str, Any]
     demand = {"messages": messages, "tools": asked["tools"] or None, **({"max_tokens": limit} if limit else {})}
     # What CrewAI calls the provider of a class it does not know is a guess.
     provider = getattr(llm, "provider", None) if type(llm).__module__.partition(".")[0] == _OWN else None
-    return session.guard.llm_call(model or "unknown", demand=chat_demand(demand), provider=provider)
+    return session.guard.llm_call(
+        model or "unknown", demand=chat_demand(demand), provider=provider, limit_output=_may_limit(llm, limit)
+    )
 
 
 def _messages(messages: Any) -> Any:
@@ -144,7 +174,7 @@ def _messages(messages: Any) -> Any:
 
 
 def _limit(llm: Any) -> int | None:
-    limits = (getattr(llm, name, None) for name in _LIMITS)
+    limits = (getattr(llm, name, None) for name in LIMITS)
     return next((int(limit) for limit in limits if isinstance(limit, int | float) and limit > 0), None)
 
 

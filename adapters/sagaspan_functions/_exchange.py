@@ -86,9 +86,10 @@ class Exchange:
         return self._make_call(api)
 
     def _make_call(self, api: Api) -> LlmCall:
+        demand = api.demand(self._arguments)
         return self._guard.llm_call(
-            self._model, demand=api.demand(self._arguments), provider=provider_of(self._client),
-            limit_output=api.limit is not None, operation=api.operation,
+            self._model, demand=demand, provider=provider_of(self._client),
+            limit_output=api.limit is not None and demand.output_tokens is None, operation=api.operation,
         )  # fmt: skip
 
     @property

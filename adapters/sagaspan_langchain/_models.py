@@ -23,7 +23,7 @@ from sagaspan_langchain import _suspended as suspended
 from sagaspan_langchain._answers import Answer, input_of, settle
 from sagaspan_langchain._completions import CHAT, PROMPT, PROMPTS, Exchange
 from sagaspan_langchain._marks import guard_of, subclass, twin
-from sagaspan_langchain._requests import request_of
+from sagaspan_langchain._requests import limited, request_of
 
 Model = BaseLanguageModel[Any]
 
@@ -49,18 +49,20 @@ def _class_of(guard: Guard, base: type[Model]) -> type[Model]:
     return made
 
 
-def _unguarded(model: Model) -> Model:
-    """``model`` as its own class has it: one of these methods may call another."""
+def _unguarded(model: Model, call: LlmCall) -> Model:
+    """``model`` as its own class has it, for one of these methods may call another; with the limit of ``call``."""
     base: Any = type(model).__base__
-    own: Model = twin(model, base)
-    return own
+    return limited(twin(model, base), call.output_limit)
 
 
 def _begun(
     guard: Guard, model: Model, given: Any, stop: Any, options: Mapping[str, Any], exchange: Exchange
 ) -> LlmCall:
     request = request_of(model, exchange.messages(given), stop, options, requests=exchange.requests(given))
-    return guard.llm_call(request.model, demand=request.demand, provider=request.provider, operation=exchange.operation)
+    return guard.llm_call(
+        request.model, demand=request.demand, provider=request.provider, limit_output=request.may_limit,
+        operation=exchange.operation,
+    )  # fmt: skip
 
 
 def _tell(call: LlmCall, given: Any, exchange: Exchange) -> None:
@@ -88,7 +90,7 @@ def _generate_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) -
     def _generate(self: Model, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> Any:
         with _told_apart(), _begun(guard, self, messages, stop, options, exchange) as call:
             _tell(call, messages, exchange)
-            result = _called(method, _unguarded(self), messages, stop, run_manager, options)
+            result = _called(method, _unguarded(self, call), messages, stop, run_manager, options)
             settle(call, exchange.result(result))
             return result
 
@@ -101,7 +103,7 @@ def _agenerate_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) 
         with _told_apart():
             async with _begun(guard, self, messages, stop, options, exchange) as call:
                 _tell(call, messages, exchange)
-                result = await _called(method, _unguarded(self), messages, stop, run_manager, options)
+                result = await _called(method, _unguarded(self, call), messages, stop, run_manager, options)
                 settle(call, exchange.result(result))
                 return result
 
@@ -120,7 +122,7 @@ def _stream_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) -> 
             with call:
                 _tell(call, messages, exchange)
                 with answer.read_to_its_end():
-                    for chunk in _called(method, _unguarded(self), messages, stop, run_manager, options):
+                    for chunk in _called(method, _unguarded(self, call), messages, stop, run_manager, options):
                         answer.add(exchange.chunk(chunk))
                         yield chunk
                         call.cover(answer.came)
@@ -140,7 +142,7 @@ def _astream_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) ->
             async with call:
                 _tell(call, messages, exchange)
                 with answer.read_to_its_end():
-                    async for chunk in _called(method, _unguarded(self), messages, stop, run_manager, options):
+                    async for chunk in _called(method, _unguarded(self, call), messages, stop, run_manager, options):
                         answer.add(exchange.chunk(chunk))
                         yield chunk
                         await call.acover(answer.came)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -21,11 +22,15 @@ _PASSED_ON: Final = ("tools", "functions", "response_format", "thinking", "servi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """``model`` and ``provider`` as the price table may know them, and what is asked for."""
+    """``model`` and ``provider`` as the price table may know them, and what is asked for.
+
+    ``may_limit``: the user set no limit of the answer, and ``limited`` can.
+    """
 
     model: str
     provider: str | None
     demand: Demand
+    may_limit: bool
 
 
 def request_of(
@@ -50,8 +55,29 @@ def request_of(
     limits = [limit for limit in given if type(limit) is int and limit > 0]
     if limits:
         arguments["max_tokens"] = max(limits)
+    by_default = not any(options.get(name) for name in _LIMITS) and limits == [_default_limit(model)] * len(limits)
+    may_limit = by_default and _limit_field(type(model)) is not None and settings["thinking"] is None
     each = _choices(settings)
-    return Request(model=name, provider=provider, demand=replace(read(arguments), choices=each * requests))
+    demand = replace(read(arguments), choices=each * requests)
+    return Request(model=name, provider=provider, demand=demand, may_limit=may_limit)
+
+
+def limited(model: BaseLanguageModel[Any], most: int | None) -> BaseLanguageModel[Any]:
+    """``model``, or a copy of it whose answers have at ``most`` so many tokens."""
+    field = _limit_field(type(model))
+    return model if most is None or field is None else model.model_copy(update={field: most})
+
+
+@functools.cache
+def _limit_field(kind: type[BaseLanguageModel[Any]]) -> str | None:
+    """The field of a class of models that limits an answer; None if it has none."""
+    return next((name for name in _LIMITS if name in kind.model_fields), None)
+
+
+def _default_limit(model: BaseLanguageModel[Any]) -> int | None:
+    """The limit that a class sets itself where its API needs one: the most that its model gives."""
+    profile = getattr(model, "profile", None)
+    return profile.get("max_output_tokens") if isinstance(profile, Mapping) else None
 
 
 def _choices(settings: Mapping[str, Any]) -> int:
@@ -62,8 +88,9 @@ def _choices(settings: Mapping[str, Any]) -> int:
 
 def _setting(model: BaseLanguageModel[Any], options: Mapping[str, Any], name: str) -> Any:
     """What a request has for ``name``: of the call itself, else of the model."""
-    found = options.get(name)
-    return getattr(model, name, None) if found is None else found
+    beside = getattr(model, "model_kwargs", None)
+    given = (options.get(name), getattr(model, name, None), beside.get(name) if isinstance(beside, Mapping) else None)
+    return next((found for found in given if found is not None), None)
 
 
 def _content(message: BaseMessage) -> dict[str, Any]:

@@ -622,8 +622,8 @@ class Guard:
             max_output_tokens: the limit the request sets; None: the model's own limit counts.
             provider: who serves it, where the name does not say so.
             demand: all upper bounds together, instead of the two.
-            limit_output: a request without a limit gets one if the budgets cannot pay for the longest answer; it must
-                be sent with ``call.output_limit``, unless that is None.
+            limit_output: limit the answer if the budgets cannot pay for the longest one; the request must then be sent
+                with ``call.output_limit``, unless that is None.
             operation: what is asked for: ``"chat"``, ``"embeddings"``, ``"generate_content"``, ``"text_completion"``.
 
         Entering raises ``BudgetExceeded``; ``PolicyDenied`` for a model without a known price under a hard budget of

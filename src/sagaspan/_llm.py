@@ -350,7 +350,7 @@ class LlmCall:
         """Reserve what it may cost; raises ``BudgetExceeded``, ``PolicyDenied``, ``RunClosed`` or ``StoreError``."""
         self._handling = sys.exception()
         # Who only observes would have the answer cut for a budget that refuses nothing.
-        if self._limit_output and self.demand.output_tokens is None and not self._engine.limits.observes:
+        if self._limit_output and not self._engine.limits.observes:
             await self._limit(backend)
         call = self._make_call(backend)
         bound = self._growth.bound()

@@ -304,6 +304,18 @@ def test_one_tool_is_limited_in_each_run(store_url: str, scope: str, is_set: boo
         assert (caught.value.scope, caught.value.limit) == ("run:today/buy", 2)
 
 
+def test_the_remedy_names_no_run_that_nobody_has_again(store_url: str) -> None:
+    """Of a run whose id was generated, and of calls outside a run, it is the budget in the code; a user's id stays."""
+    guard = Guard(store_url, budget="1 USD")
+    buy = guard.tool("buy", cost="2 USD")(lambda: None)
+    for run in (guard.run("shop"), contextlib.nullcontext()):
+        with pytest.raises(BudgetExceeded, match=r"larger budget= in code \(Guard, guard.run or guard.wrap\)"), run:
+            buy()
+    uuid = "550e8400-e29b-41d4-a716-446655440000"
+    with pytest.raises(BudgetExceeded, match=f"sagaspan budgets set run:{uuid} AMOUNT"), guard.run("shop", id=uuid):
+        buy()
+
+
 def test_the_refusal_of_max_calls_says_where_it_is_raised(store_url: str) -> None:
     """In the policy, or of that run alone. The run has ended."""
     guard = Guard(store_url)

@@ -8,6 +8,7 @@ its claim refused, reads the limits and claims again. Nothing is looked up other
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -287,6 +288,7 @@ class Limits:
         self, call: Call, change: ReserveChange, what: str | None = None, *, room: Room = NO_ROOM
     ) -> BudgetExceeded:
         """The error of a call whose reservation ``change`` was refused; ``what`` is how its message begins."""
+        less = "" if call.model is None or what or change.record.unit == Unit.CALLS else _LESS
         what = what or f"tool {call.tool.name!r} did not run: it needs"
         wanted, now = change.record, self._store.budget(change.record)
         unit, window = Unit(wanted.unit), Window(wanted.window) if wanted.window else None
@@ -297,7 +299,7 @@ class Limits:
             f"{what} {show_amount(change.amount, unit)}, and the budget of "
             f"{wanted.scope!r} ({show_amount(limit, unit)}{f'/{window}' if window else ''}) has "
             f"{show_amount(left, unit)} left{_and_reserved(now.reserved, unit)}. "
-            f"{_when_ended(room, wanted) if room.in_flight else _remedy(call, wanted, resets)}",
+            f"{less}{_when_ended(room, wanted) if room.in_flight else _remedy(call, wanted, resets)}",
             scope=wanted.scope,
             limit=in_units(limit, unit),
             spent=in_units(used, unit),
@@ -309,6 +311,9 @@ class Limits:
 
 
 _REMEMBERED: Final = 10_000
+_LESS: Final = "With a smaller max_tokens the request needs less. "
+_GENERATED: Final = re.compile(r"run:.*(?<!-[0-9a-f]{4})-([0-9a-f]{12}|[0-9a-f]{32})(/.*)?")
+"""The scope of a run whose id we made, so that no later run has it; not one that a user named by a UUID."""
 
 
 def _when_ended(room: Room, wanted: BudgetRecord) -> str:
@@ -319,6 +324,8 @@ def _when_ended(room: Room, wanted: BudgetRecord) -> str:
 
 def _raised(wanted: BudgetRecord) -> str:
     """How a limit is raised: of just that window, for one of another takes nothing of it back."""
+    if _GENERATED.fullmatch(wanted.scope):
+        return "give such runs a larger budget= in code (Guard, guard.run or guard.wrap)"
     return f"raise it: {command('budgets set', wanted.scope, 'AMOUNT', per=wanted.window or None)}"
 
 
@@ -372,7 +379,8 @@ def _and_reserved(reserved: int, unit: Unit) -> str:
 def _remedy(call: Call, record: BudgetRecord, resets_us: int | None) -> str:
     raised = _raised(record)
     if record.scope == scope_of_tool_in_run(call.run.id, call.tool.name) and call.tool.policy.max_calls is not None:
-        raised = f"raise max_calls in the policy of {call.tool.name!r}, or of this run alone{raised[8:]}"
+        alone = "" if _GENERATED.fullmatch(record.scope) else f", or of this run alone{raised[8:]}"
+        raised = f"raise max_calls in the policy of {call.tool.name!r}{alone}"
     if resets_us is None:
         return f"Find out why, or {raised}"
     at = dt.datetime.fromtimestamp(resets_us / 1e6, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")

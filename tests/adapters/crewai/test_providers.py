@@ -253,6 +253,41 @@ def test_a_provider_is_not_asked_for_what_a_budget_does_not_hold(
     assert generated(server) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("made_by", ["anthropic", "openai"])
+def test_a_model_without_a_limit_gets_one_that_a_small_budget_can_pay_for(
+    guard: Guard, model_server: ModelServer, made_by: str, stream: bool
+) -> None:
+    """Each request is sent with a limit of its own; the model of the user is left alone."""
+    model_server.answers = _in_turn
+    if made_by == "anthropic":
+        llm = _of_anthropic(model_server, stream=stream)
+    else:
+        llm = LLM(model="openai/gpt-4o", base_url=f"{model_server.url}/v1", api_key="k", stream=stream)
+    before = (llm.max_tokens, getattr(llm, "max_completion_tokens", None))
+    clerk = Agent(role="Clerk", goal="g", backstory="b", llm=llm, tools=[pay], max_retry_limit=0)
+    guard.wrap(Crew(agents=[clerk], tasks=[job(clerk)]), budget="0.1 USD").kickoff()
+    limits = [
+        next(request.body[name] for name in ("max_completion_tokens", "max_tokens") if name in request.body)
+        for request in model_server.requests
+        if not request.path.endswith("count_tokens")
+    ]
+    assert len(limits) == 2
+    assert all(16 <= limit <= 10_000 for limit in limits)
+    assert (llm.max_tokens, getattr(llm, "max_completion_tokens", None)) == before
+
+
+def test_a_limit_of_the_users_own_is_never_changed(guard: Guard, model_server: ModelServer) -> None:
+    """What it asks for does not fit: the error names ``max_tokens``, and no scope that no later run has."""
+    llm = _of_anthropic(model_server, max_tokens=60_000)
+    clerk = Agent(role="Clerk", goal="g", backstory="b", llm=llm, tools=[pay], max_retry_limit=0)
+    with pytest.raises(BudgetExceeded, match="With a smaller max_tokens") as caught:
+        guard.wrap(Crew(agents=[clerk], tasks=[job(clerk)]), budget="0.1 USD").kickoff()
+    assert "budget= in code" in str(caught.value)
+    assert "budgets set" not in str(caught.value)
+    assert generated(model_server) == 0
+
+
 def test_a_stream_of_bedrocks_is_booked_as_it_is_billed(
     guard: Guard, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:

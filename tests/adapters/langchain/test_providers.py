@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -24,26 +25,26 @@ CALLED = Reply(
 )
 
 
-def _openai(server: ModelServer) -> Any:
+def _openai(server: ModelServer, limit: int | None = 200) -> Any:
     return ChatOpenAI(
-        model="gpt-4o", base_url=f"{server.url}/v1", api_key="test", max_retries=0, max_tokens=200, stream_usage=True
+        model="gpt-4o", base_url=f"{server.url}/v1", api_key="test", max_retries=0, max_tokens=limit, stream_usage=True
     )
 
 
-def _responses(server: ModelServer) -> Any:
+def _responses(server: ModelServer, limit: int | None = 200) -> Any:
     return ChatOpenAI(
         model="gpt-5",
         base_url=f"{server.url}/v1",
         api_key="test",
         max_retries=0,
-        max_tokens=200,
+        max_tokens=limit,
         use_responses_api=True,
     )
 
 
-def _anthropic(server: ModelServer) -> Any:
+def _anthropic(server: ModelServer, limit: int | None = 200) -> Any:
     return ChatAnthropic(
-        model_name="claude-sonnet-5", base_url=server.url, api_key="test", max_retries=0, max_tokens_to_sample=200
+        model_name="claude-sonnet-5", base_url=server.url, api_key="test", max_retries=0, max_tokens_to_sample=limit
     )
 
 
@@ -124,6 +125,43 @@ async def test_nothing_is_sent_over_the_budget(priced: Guard, model_server: Mode
     with pytest.raises(BudgetExceeded):
         async with priced.run("r", budget="0.0000001 USD"):
             await _asked(chat, way, "hi")
+    assert model_server.requests == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_model_without_a_limit_gets_one_that_a_small_budget_can_pay_for(
+    priced: Guard, model_server: ModelServer, made: Any, way: str
+) -> None:
+    """Each request is sent with a limit of its own; the model of the user is left alone."""
+    model_server.say(SPOKEN, SPOKEN)
+    own = made(model_server, None)
+    before = own.max_tokens
+    chat = priced.wrap(own)
+    async with priced.run("r", id="r", budget="0.05 USD"):
+        await _asked(chat, way, "hi")
+        await _asked(chat, way, "and now?")
+    sent = [_limit_of(request.body) for request in model_server.requests]
+    assert len(sent) == 2
+    assert all(16 <= limit <= 5000 for limit in sent)
+    assert own.max_tokens == chat.max_tokens == before
+    assert 0 < priced.usage(run="r").spent < Decimal("0.05")
+
+
+def _limit_of(body: dict[str, Any]) -> int:
+    names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+    (limit,) = (body[name] for name in names if name in body)
+    return int(limit)
+
+
+async def test_a_limit_of_the_users_own_is_never_changed(priced: Guard, model_server: ModelServer, made: Any) -> None:
+    """What it asks for does not fit: the error names ``max_tokens``, and no scope that no later run has."""
+    own = made(model_server, 60_000)
+    for chat in (priced.wrap(own), priced.wrap(made(model_server, None).bind(max_tokens=60_000))):
+        with pytest.raises(BudgetExceeded, match="With a smaller max_tokens") as caught:
+            async with priced.run("r", budget="0.05 USD"):
+                await chat.ainvoke("hi")
+        assert "budget= in code" in str(caught.value)
+        assert "budgets set" not in str(caught.value)
     assert model_server.requests == []
 
 

@@ -14,6 +14,7 @@ _METER = "adapters/sagaspan_functions/_meter.py"
 _CUT = "tests/adapters/functions/test_cut.py::"
 _CLIENT = "tests/adapters/functions/test_clients.py::"
 _TOOLS = "tests/adapters/functions/test_tools.py::"
+_LANGCHAIN = "tests/adapters/langchain/test_providers.py::"
 _UNREADABLE = "tests/adapters/functions/test_unreadable.py::"
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -139,5 +140,21 @@ RULES: Final[tuple[Rule, ...]] = (
         old="if place is None and (path := unknown(url)):",
         new="if False:",
         tests=(_CLIENT + "test_an_address_that_nobody_knows_is_named",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="An answer that is paid for is never lost to its bookkeeping.",
+        file="src/sagaspan/_llm.py",
+        old="            self._unread = str(problem)\n            return None\n",
+        new="            raise\n",
+        tests=("tests/llm/test_metering.py::test_an_answer_that_is_paid_for_is_never_lost_to_its_bookkeeping",),
+    ),
+    Rule(
+        section="(c) 6",
+        rule="A request whose reservation was cut to a limit is sent with it.",
+        file="adapters/sagaspan_langchain/_requests.py",
+        old="return model if most is None or field is None else",
+        new="return model if True else",
+        tests=(_LANGCHAIN + "test_a_model_without_a_limit_gets_one_that_a_small_budget_can_pay_for",),
     ),
 )
