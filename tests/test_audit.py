@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from sagaspan import Approval, ApprovalPending, AuditReport, ConfigurationError, Guard, SchemaOutdated
 from sagaspan import _owner as owner
 from sagaspan._accounts import Accounts
+from sagaspan._audit import Audit
 from sagaspan.ledger import chain, contents
 from sagaspan.ledger.histories import Histories
 from sagaspan.ledger.records import ApprovalRecord, AuditRow, CallRecord, FreezeRecord, LimitRecord, RunRecord
 from sagaspan.stores import connect
-from tests.conftest import Caller
+from tests.conftest import Caller, Sql
 
 DOCS = Path(__file__).parents[1] / "docs" / "audit.md"
 COLUMNS = (
@@ -525,6 +526,140 @@ def test_a_guard_verifies_an_older_ledger_as_it_opens_one(tmp_path: Path) -> Non
         guard.audit.verify()
     with Guard(f"sqlite:///{path}") as guard:
         assert guard.audit.verify().ok
+
+
+# -- calls outside runs, and what has no history -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside(guard: Guard) -> Guard:
+    """A guard that paid outside a run, once after it asked, and once within one."""
+    pay = guard.tool("pay", effect="write", key="order")(lambda order: f"p-{order}")
+    ask = guard.tool("ask", effect="write", key="order", approve=True)(lambda order: order)
+    pay("o-1")
+    with guard.override(approver=lambda request: True):
+        ask("o-2")
+    with guard.run(id="order"):
+        pay("o-3")
+    pay("o-4")
+    return guard
+
+
+_OF_SESSION = "(select id from runs where name = 'session')"
+_O_1 = "(select id from (select id from calls where \"key\" like '%o-1%') as one)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([f"delete from calls where id = {_O_1}"], "call {} is in the history (done) and not in the ledger"),
+        ([f"update calls set run_id = 'order' where id = {_O_1}"], "call {}: it has no history"),
+        ([f"update calls set run_id = 'ghost' where id = {_O_1}"], "call {}: it has no history"),
+        ([f"update calls set run_id = '' where id = {_O_1}"], "call {} is in the history (done) and not in the ledger"),
+        ([f"update calls set namespace = 'other' where id = {_O_1}"], "is in the history (done) and not in the ledger"),
+        ([f"delete from audit where call_id = {_O_1}", f"delete from calls where id = {_O_1}"],
+         "no row says that it was pruned"),
+        ([f"delete from audit where call_id = {_O_1}"], "call {}: it has no history"),
+        ([f"update calls set run_id = {_OF_SESSION} where run_id = 'order'"], "not in the ledger"),
+        (["delete from approvals"], "is in the history (consumed) and not in the ledger"),
+        (["update approvals set run_id = 'order'"], "it has no history"),
+        (["update approvals set run_id = 'ghost'"], "it has no history"),
+        ([f"delete from audit where run_id = {_OF_SESSION}"], "call {}: it has no history"),
+        ([f"delete from audit where run_id = {_OF_SESSION}", "delete from runs where name = 'session'"],
+         "call {}: it has no history"),
+    ],
+)  # fmt: skip
+def test_a_call_or_request_outside_runs_cannot_be_taken_away_or_moved_unseen(
+    outside: Guard, sql: Sql, tmp_path: Path, changes: list[str], said: str
+) -> None:
+    """As in a run: each record is in the chain of its run, and each history leads to its record; with an anchor too."""
+    anchor = tmp_path / "anchor.jsonl"
+    assert outside.audit.verify(write_anchor=anchor).ok
+    ((first,),) = sql(f"select id from calls where id = {_O_1}")
+    outside.close()
+    for change in changes:
+        sql(change)
+    for how in ({}, {"anchor": anchor}):
+        found = [one.what for one in outside.audit.verify(**how).findings]
+        assert any(said.format(first) in what for what in found), found
+
+
+def test_what_an_interrupted_prune_left_is_no_change(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row that names the calls is written with their deletion; the next prune takes their rows and that one."""
+    look = guard.tool("look", effect="read")(lambda n: n)
+    for n in range(3):
+        look(n)
+    (session,) = guard.runs.list()
+    with monkeypatch.context() as patched:
+        patched.setattr(guard._store, "forget_audit", lambda *_, **__: (0, None))
+        assert guard.prune(older_than=0).calls == 3
+    events = [row.event for row in guard._store.audit_of("default", session.id)]
+    assert (events.count("claim"), events[-1]) == (3, "forget.records")
+    report = guard.audit.verify()
+    assert report.ok, report.findings
+    look(9)
+    assert guard.prune(older_than=0).audit_rows == 8
+    assert [row.event for row in guard._store.audit_of("default", session.id)] == ["run.open", "forget"]
+    assert guard.audit.verify().ok
+
+
+def test_a_call_that_was_taken_away_is_not_covered_up_by_a_prune(outside: Guard, sql: Sql) -> None:
+    """Only rows of calls that the prune itself forgot go; a record that comes back is found, too."""
+    outside.close()
+    sql(f"delete from calls where id = {_O_1}")
+    outside.tool("look", effect="read")(lambda n: n)(1)
+    assert outside.prune(older_than=0).calls == 1
+    assert [one.problem for one in outside.audit.verify().findings] == ["record"]
+
+
+# -- how long it takes -------------------------------------------------------------------------------------------------
+
+
+def _steps_of(path: Path, runs: int, job: Callable[[Audit], object]) -> int:
+    """How many steps SQLite makes for ``job`` on a ledger of so many runs, with a request in each."""
+    with Guard(f"sqlite:///{path}", approver=lambda request: True) as guard:
+        guard._store._never_sync = True  # type: ignore[attr-defined]
+        pay = guard.tool("pay", effect="write", approve=True)(lambda n: n)
+        for n in range(runs):
+            with guard.run(id=f"r-{n}"):
+                pay(n)
+        for n in range(runs):
+            pay(n)
+        audit, steps = guard.audit, 0
+        opening = audit._open
+
+        def count() -> int:
+            nonlocal steps
+            steps += 10
+            return 0
+
+        def opened() -> Any:
+            store = opening()
+            store.facts("")
+            store._connection.set_progress_handler(count, 10)  # type: ignore[attr-defined]
+            return store
+
+        audit._open = opened  # type: ignore[method-assign]
+        job(audit)
+        return steps
+
+
+@pytest.mark.parametrize(
+    ("what", "most"),
+    [
+        (lambda audit: audit.verify(), 2.4),
+        (lambda audit: list(audit.rows()), 2.4),
+        (lambda audit: audit.verify("r-7"), 1.2),
+        (lambda audit: list(audit.rows("r-7")), 1.2),
+    ],
+    ids=["verify", "export", "verify one run", "export one run"],
+)
+def test_twice_the_runs_take_twice_the_steps_and_one_run_takes_the_same(
+    tmp_path: Path, what: Callable[[Audit], object], most: float
+) -> None:
+    """Every statement is answered by an index, from where the one before it ended."""
+    few, many = (_steps_of(tmp_path / f"{runs}.db", runs, what) for runs in (40, 80))
+    assert many / few < most
 
 
 # -- what was pruned, what is old --------------------------------------------------------------------------------------

@@ -18,15 +18,15 @@ from sagaspan._backends import ASYNCIO
 from sagaspan._checks import check_choice
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.chain import CHAINED_FROM, Link
-from sagaspan.ledger.contents import Record
 from sagaspan.ledger.histories import Histories
-from sagaspan.ledger.records import NO_RUN, ApprovalRecord, CallRecord, ChainedRow, RunRecord, RunState, moment
+from sagaspan.ledger.records import NO_RUN, CallRecord, ChainedRow, moment
 from sagaspan.ledger.standing import Standing
 from sagaspan.ledger.store import Store
 from sagaspan.ledger.verifying import AuditFinding, Problem, Walk
 
 _PAGE: Final = 1000
 _ALWAYS: Final = 2**62
+_LAST_RUN: Final = "\U0010ffff"
 _DECIDED: Final = re.compile(r"by (\S+)")
 
 Progress = Callable[[int], None]
@@ -174,7 +174,7 @@ class _Verifying:
             head = self._verify(name)
             if writer is not None and head[0]:
                 writer.add(name, head)
-        self._find_runs_without_history()
+        self._find_records_without_history()
         self._find_what_nobody_set()
         for name, (number, _) in self._heads.items():
             self._find(name, Problem.TRUNCATED, f"the anchor has {number} rows of it, and nothing of it is there")
@@ -190,7 +190,7 @@ class _Verifying:
     def _verify(self, name: Name) -> Link:
         anchored = self._heads.pop(name, None)
         walk = Walk(*name, chained_from=self.chained_from, anchor=anchored)
-        histories, standing = Histories(*name), self._standing(name[0])
+        histories, standing = Histories(*name, is_whole=self.chained_from == 1), self._standing(name[0])
         is_of_no_run = name[1] == NO_RUN
         with self._store.snapshot():
             for row in _rows_of(self._store, name):
@@ -213,16 +213,13 @@ class _Verifying:
 
     def _check_records(self, name: Name, histories: Histories) -> None:
         run = self._store.get_run(*name)
-        kinds: tuple[type[Record], ...] = (RunRecord,)
         if run is not None:
             self.findings += histories.check(run)
-            for call in _calls_of(self._store, name):
-                self.findings += histories.check(call)
-            for request in self._store.list_approvals(namespace=name[0], run_id=name[1], limit=_ALWAYS):
-                self.findings += histories.check(request)
-            # What was outside a run is forgotten call by call, and their rows later.
-            kinds = (RunRecord,) if run.is_session else (RunRecord, CallRecord, ApprovalRecord)
-        self.findings += histories.left(kinds)
+        for call in _calls_of(self._store, name):
+            self.findings += histories.check(call)
+        for request in self._store.list_approvals(namespace=name[0], run_id=name[1], limit=_ALWAYS):
+            self.findings += histories.check(request)
+        self.findings += histories.left()
 
     def _standing(self, namespace: str) -> Standing:
         return Standing(namespace, is_whole=self.chained_from == 1)
@@ -234,22 +231,19 @@ class _Verifying:
 
     def _find_what_nobody_set(self) -> None:
         """Freezes and limits in namespaces whose chain of no run is not there at all."""
+        if self._run not in (None, NO_RUN):
+            return
         known = {*self._store.namespaces(), *(one.namespace for one in self._store.freezes_of(None))}
         for namespace in sorted(known - self._operated):
             if self._is_mine((namespace, NO_RUN)):
                 with self._store.snapshot():
                     self._check_standing(namespace, self._standing(namespace))
 
-    def _find_runs_without_history(self) -> None:
-        after: RunRecord | None = None
-        while page := self._store.old_runs(
-            _ALWAYS, states=list(RunState), namespace=self._namespace, after=after, limit=_PAGE
-        ):
-            after = page[-1]
-            for run in page:
-                name = (run.namespace, run.id)
-                if self._is_mine(name) and not self._store.chained(*name, 0, limit=1):
-                    self._find(name, Problem.RECORD, f"run {run.id}: it has no history")
+    def _find_records_without_history(self) -> None:
+        spaces = _namespaces(self._store, self._namespace) if self._run is not None else [self._namespace]
+        for space in spaces:
+            for kind, namespace, run, id_ in self._store.without_history(space, self._run, limit=_PAGE):
+                self._find((namespace, run), Problem.RECORD, f"{kind} {id_}: it has no history")
 
     def _check_beginning(self) -> None:
         if self._anchor is not None and self._anchor.chained_from != self.chained_from:
@@ -265,10 +259,26 @@ class _Verifying:
 
 
 def _chains(store: Store, namespace: str | None, run: str | None) -> Iterator[Name]:
+    if run is not None:
+        names = [(space, run) for space in _namespaces(store, namespace)]
+        yield from (name for name in names if store.chained(*name, -_ALWAYS, limit=1))
+        return
     after: Name | None = None
     while page := store.chains(after, limit=_PAGE):
         after = page[-1]
-        yield from (name for name in page if namespace in (None, name[0]) and run in (None, name[1]))
+        yield from (name for name in page if namespace in (None, name[0]))
+
+
+def _namespaces(store: Store, namespace: str | None) -> list[str]:
+    """``namespace``, or (None) all of which there is a run or an audit row: a step for each, however many rows."""
+    if namespace is not None:
+        return [namespace]
+    found = {*store.namespaces()}
+    after: Name | None = None
+    while page := store.chains(after, limit=1):
+        found.add(page[0][0])
+        after = (page[0][0], max(_LAST_RUN, page[0][1]))
+    return sorted(found)
 
 
 def _rows_of(store: Store, name: Name) -> Iterator[ChainedRow]:

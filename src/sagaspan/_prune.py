@@ -146,7 +146,7 @@ class Pruner:
             if dry_run:
                 self._count(Forgotten(calls=len(batch)))
             elif batch:
-                self._count(self._store.forget_calls(batch))
+                self._count(self._store.forget_calls(batch, actor=self._actor))
                 clock.sleep(PAUSE_SECONDS)
         if not dry_run and (self._forget_approvals_of(session) or forgotten):
             self._forget_audit_of(session)
@@ -164,7 +164,9 @@ class Pruner:
     def _forget_approvals_of(self, session: RunRecord) -> int:
         forgotten = 0
         while not self._stop():
-            gone = self._store.forget_approvals(session.namespace, session.id, self._rules.before_us, limit=BATCH_CALLS)
+            gone = self._store.forget_approvals(
+                session.namespace, session.id, self._rules.before_us, limit=BATCH_CALLS, actor=self._actor
+            )
             forgotten += gone
             if gone < BATCH_CALLS:
                 break
@@ -173,9 +175,10 @@ class Pruner:
 
     def _forget_audit_of(self, session: RunRecord) -> None:
         after = 0
+        forgotten = self._store.forgotten_of(session.namespace, session.id)
         while not self._stop():
             gone, last = self._store.forget_audit(
-                session.namespace, session.id, after, limit=4 * BATCH_CALLS, actor=self._actor
+                session.namespace, session.id, forgotten, after, limit=4 * BATCH_CALLS, actor=self._actor
             )
             if last is None:
                 return

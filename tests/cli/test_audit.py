@@ -95,3 +95,15 @@ def test_an_export_is_json_to_a_file_or_to_a_pipe(sagaspan: Sagaspan, ledger: Pa
     assert f"{len(lines)} rows" in done.err
     assert json.loads((tmp_path / "out.json").read_text()) == lines
     assert sagaspan("audit", "export", "--output", str(tmp_path / "no" / "out.json")).code == 1
+
+
+@pytest.mark.parametrize(("is_terminal", "lines"), [(True, 1), (False, 0)])
+def test_progress_is_shown_on_a_terminal_alone(
+    sagaspan: Sagaspan, ledger: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool, lines: int
+) -> None:
+    """On standard error; what a script reads there is only what is wrong."""
+    monkeypatch.setattr("sagaspan.cli.audit._PROGRESS_SECONDS", -1.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
+    done = sagaspan("audit", "export")
+    assert bool(done.err.count("rows exported so far")) == bool(lines)
+    assert "so far" not in done.out

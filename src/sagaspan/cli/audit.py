@@ -99,14 +99,15 @@ def _writing(output: Path | None) -> Iterator[IO[str]]:
 
 
 class _Progress:
-    """One line every two seconds, on standard error."""
+    """Shows one line every two seconds on standard error, if that is a terminal."""
 
     def __init__(self, done: str) -> None:
         self._done = done
         self._due = time.monotonic() + _PROGRESS_SECONDS
+        self._is_shown = sys.stderr.isatty()
 
     def __call__(self, rows: int) -> None:
-        if time.monotonic() >= self._due:
+        if self._is_shown and time.monotonic() >= self._due:
             self._due = time.monotonic() + _PROGRESS_SECONDS
             click.echo(f"{rows:,} rows {self._done} so far", err=True)
 

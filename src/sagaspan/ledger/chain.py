@@ -25,6 +25,9 @@ CHAINED_FROM: Final = "audit chained from"
 FORGET: Final = "forget"
 """The event of a row that stands for rows of its chain that were pruned."""
 
+FORGET_RECORDS: Final = "forget.records"
+"""The event of a row that names calls and requests that were pruned; their rows are pruned after it."""
+
 Gap = tuple[int, int, bytes]
 """The numbers of the first and the last of rows that were pruned, and the hash of the last."""
 
@@ -63,6 +66,22 @@ def forgetting(namespace: str, run_id: str, gaps: Sequence[Gap], *, actor: str, 
         at_us=at_us, namespace=namespace, run_id=run_id, call_id=None, event=FORGET, from_state=None,
         to_state="forgotten", actor=actor, detail=canonical(said).decode(),
     )  # fmt: skip
+
+
+def forgetting_records(namespace: str, run_id: str, ids: Sequence[str], *, actor: str, at_us: int) -> AuditRow:
+    """Return the row that names the calls or requests that ``actor`` prunes, written in the transaction that does."""
+    return AuditRow(
+        at_us=at_us, namespace=namespace, run_id=run_id, call_id=None, event=FORGET_RECORDS, from_state=None,
+        to_state="forgotten", actor=actor, detail=canonical(list(ids)).decode(),
+    )  # fmt: skip
+
+
+def records_in(detail: str | None) -> frozenset[str]:
+    """Return the ids that the detail of ``forgetting_records`` names; none if it cannot be read."""
+    try:
+        return frozenset(id_ for id_ in json.loads(detail or "[]") if isinstance(id_, str))
+    except (ValueError, TypeError):
+        return frozenset()
 
 
 def gaps_between(rows: Sequence[Link]) -> list[Gap]:

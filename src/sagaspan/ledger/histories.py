@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from sagaspan.ledger.chain import FORGET_RECORDS, records_in
 from sagaspan.ledger.contents import COLUMNS, COLUMNS_0, FORMAT, Content, Record, fits_format_0
 from sagaspan.ledger.records import NO_RUN, ApprovalRecord, CallRecord, ChainedRow, RunRecord
 from sagaspan.ledger.transitions import CallEvent, takes_place
@@ -39,17 +40,24 @@ class _Told:
 
 
 class Histories:
-    """What the rows of one run say of it, its calls and its requests: ``take`` them, then ``check`` each record."""
+    """What the rows of one run say of it, its calls and its requests: ``take`` them, then ``check`` each record.
 
-    def __init__(self, namespace: str, run_id: str) -> None:
+    ``is_whole``: the ledger has had chains from its first row on.
+    """
+
+    def __init__(self, namespace: str, run_id: str, *, is_whole: bool = False) -> None:
+        self._is_whole = is_whole
         self._finding = partial(AuditFinding, namespace=namespace, run=run_id, number=None, problem=Problem.RECORD)
         self._told: dict[tuple[type[Record], str], _Told] = {}
         self._since_us: int | None = None
+        self._pruned: set[str] = set()
 
     def take(self, row: ChainedRow) -> None:
         """The next row of the run."""
         if row.hash is not None and self._since_us is None:
             self._since_us = row.row.at_us
+        if row.row.event == FORGET_RECORDS:
+            self._pruned |= records_in(row.row.detail)
         about = self._about(row)
         if about is not None:
             told = self._told.get(about)
@@ -64,6 +72,8 @@ class Histories:
             if not isinstance(record, ApprovalRecord) or self._is_covered(record):
                 yield self._find(record, "it has no history")
             return
+        if record.id in self._pruned:
+            yield self._find(record, "its history says that it was pruned")
         if told.count != record.version and (told.is_whole or not isinstance(record, ApprovalRecord)):
             yield self._find(record, f"it was changed {record.version} times, and its history has {told.count} rows")
         if told.state != record.state:
@@ -75,10 +85,10 @@ class Histories:
         if told.is_whole and isinstance(record, CallRecord) and record.claim_seq != told.place:
             yield self._find(record, "its place in the order of claims is not that of its last claim")
 
-    def left(self, kinds: tuple[type[Record], ...]) -> Iterator[AuditFinding]:
-        """Records that have a history and are not there."""
+    def left(self) -> Iterator[AuditFinding]:
+        """Yield what is wrong with records that have a history and are not there, and that were not pruned."""
         for (kind, id_), told in self._told.items():
-            if kind in kinds and told.is_whole:
+            if told.is_whole and id_ not in self._pruned:
                 what = f"{_NAMES[kind]} {id_} is in the history ({told.state}) and not in the ledger"
                 yield self._finding(what=what)
 
@@ -93,7 +103,7 @@ class Histories:
 
     def _is_covered(self, record: ApprovalRecord) -> bool:
         """Rows of requests had no id of theirs before there were chains."""
-        return self._since_us is not None and record.created_us >= self._since_us
+        return self._is_whole or (self._since_us is not None and record.created_us >= self._since_us)
 
     def _find(self, record: Record, what: str) -> AuditFinding:
         about = f"{_NAMES[type(record)]} {record.id}: {what}"

@@ -9,7 +9,7 @@ of theirs holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -570,6 +570,12 @@ class Store(Protocol):
     def chains(self, after: tuple[str, str] | None, *, limit: int) -> list[tuple[str, str]]:
         """The namespaces and runs that have audit rows, in order, from ``after`` on."""
 
+    def without_history(self, namespace: str | None, run_id: str | None, *, limit: int) -> list[tuple[str, ...]]:
+        """Runs, calls and requests whose run has no audit row at all: what it is, its namespace, run and id.
+
+        Of one namespace and run (None: of all).
+        """
+
     def chained(self, namespace: str, run_id: str, after: int, *, limit: int) -> list[ChainedRow]:
         """The audit rows of a run after row ``after`` of the ledger, in order, exactly as they are stored."""
 
@@ -582,19 +588,29 @@ class Store(Protocol):
         In the place of their audit rows stands one, by ``actor``, that says so (``chain.forgetting``).
         """
 
-    def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
-        """Delete calls that are still at their versions, and their locks, in one transaction."""
+    def forget_calls(self, calls: Sequence[CallRecord], *, actor: str) -> Forgotten:
+        """Delete calls that are still at their versions, and their locks, in one transaction.
 
-    def forget_approvals(self, namespace: str, run_id: str, before_us: int, *, limit: int) -> int:
-        """Delete requests of a run that ended or expired before then, and whose calls are gone; how many."""
+        One row in the chain of their run names them (``chain.forgetting_records``).
+        """
+
+    def forget_approvals(self, namespace: str, run_id: str, before_us: int, *, limit: int, actor: str) -> int:
+        """Delete requests of a run that ended or expired before then, and whose calls are gone; how many.
+
+        One row in the chain of the run names them, as for calls.
+        """
+
+    def forgotten_of(self, namespace: str, run_id: str) -> frozenset[str]:
+        """The calls and requests of a run that were forgotten one by one, and whose audit rows may still be there."""
 
     def forget_audit(
-        self, namespace: str, run_id: str, after: int, *, limit: int, actor: str
+        self, namespace: str, run_id: str, forgotten: Collection[str], after: int, *, limit: int, actor: str
     ) -> tuple[int, int | None]:
-        """Delete audit rows of calls and requests that are gone, among ``limit`` rows of a run after row ``after``.
+        """Delete audit rows of ``forgotten`` records, among ``limit`` rows of a run after row ``after``.
 
         Returns how many, and the row to go on from (None: that was all). One row says which they were
-        (``chain.forgetting``). It is the newest of the ledger, so that no number is given twice.
+        (``chain.forgetting``). It is the newest of the ledger, so that no number is given twice. Rows that named the
+        records go with them, and are not counted.
         """
 
     def spare_bytes(self) -> int | None:

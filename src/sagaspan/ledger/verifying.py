@@ -6,10 +6,13 @@ pruned is explained by a later row of the same chain (``chain.forgetting``), and
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from sagaspan.ledger import chain
@@ -76,6 +79,7 @@ class Walk:
         self._odd: list[ChainedRow] = []
         self._holes: list[_Hole] = []
         self._gaps: list[Gap] = []
+        self._ends: defaultdict[int, list[Link]] = defaultdict(list)
 
     # -- one row after the other -------------------------------------------------------------------------------
 
@@ -109,6 +113,9 @@ class Walk:
         """What was found in all."""
         while self._odd:
             self._adopt(min(self._odd, key=lambda row: (row.number or 0) <= self.head[0]))
+        self._gaps.sort()
+        for _, last, digest in self._gaps:
+            self._ends[last].append((last, digest))
         for hole in self._holes:
             self._close(hole)
         self._check_anchor()
@@ -159,8 +166,9 @@ class Walk:
     def _leave(self, rows: list[ChainedRow]) -> None:
         for row in rows:
             number = row.number or 0
-            hole = next((one for one in self._holes if one.first <= number <= one.last), None)
-            if hole is None or number in hole.found:
+            at = bisect_right(self._holes, number, key=attrgetter("first")) - 1  # they come in the order of numbers
+            hole = self._holes[at] if at >= 0 else None
+            if hole is None or number > hole.last or number in hole.found:
                 self._find(row, Problem.INSERTED, "there is another row of this number, or no place for it")
             else:
                 hole.found[number] = row.hash or b""
@@ -177,12 +185,14 @@ class Walk:
     def _close(self, hole: _Hole) -> None:
         for row in hole.between:  # a row that was pruned later may say what was before it
             hole.found[row.number or 0] = row.hash or b""
-            pruned = [(last, digest) for _, last, digest in self._gaps if last == (row.number or 0) - 1]
-            if not any(self._follows(row, before) for before in pruned):
+            if not any(self._follows(row, before) for before in self._ends.get((row.number or 0) - 1, ())):
                 self._find(row, Problem.MOVED, f"it stands after number {hole.last + 1}")
         first, known = hole.first, {number: number for number in hole.found}
-        for gap_first, gap_last, digest in self._gaps:
-            if hole.first <= gap_first <= gap_last <= hole.last:
+        for at in range(bisect_left(self._gaps, hole.first, key=itemgetter(0)), len(self._gaps)):
+            gap_first, gap_last, digest = self._gaps[at]
+            if gap_first > hole.last:
+                break
+            if gap_first <= gap_last <= hole.last:
                 known[gap_first] = gap_last
                 self.forgotten += gap_last - gap_first + 1
                 hole.found[gap_last] = digest

@@ -37,11 +37,10 @@ select id from approvals
  limit ?
 """
 _PAGE: Final = """
-select seq, number, hash,
-       (call_id is not null and not exists (select 1 from calls where calls.id = audit.call_id))
-    or (approval_id is not null and not exists (select 1 from approvals where approvals.id = audit.approval_id))
+select seq, number, hash, call_id, approval_id, case when event = ? then detail end
   from audit where namespace = ? and run_id = ? and seq > ? order by seq limit ?
 """
+_FORGOTTEN: Final = "select detail from audit where namespace = ? and run_id = ? and event = ?"
 _LAST: Final = "select seq, number, hash from audit where namespace = ? and run_id = ? order by seq desc limit 1"
 _VERSIONS: Final = "select count(*), coalesce(sum(version), 0) from calls where namespace = ? and run_id = ?"
 _BOOK: Final = """
@@ -93,10 +92,12 @@ class SqlForgets(SqlReads, Generic[C]):
 
         return self._written(forget)
 
-    def forget_calls(self, calls: Sequence[CallRecord]) -> Forgotten:
+    def forget_calls(self, calls: Sequence[CallRecord], *, actor: str) -> Forgotten:
         """Delete calls that are still at their versions, and their locks, in one transaction."""
 
         def forget(connection: C) -> Forgotten:
+            runs = {(call.namespace, call.run_id) for call in calls}
+            self._hold(connection, runs)
             gone = [
                 call for call in sorted(calls, key=lambda call: call.id)
                 if self._gone(connection, "calls where id = ? and version = ?", call.id, call.version)
@@ -106,34 +107,46 @@ class SqlForgets(SqlReads, Generic[C]):
                 if call.locks is not None:
                     which = f"locks where {_OF_RUN} and call_id = ?"
                     self._gone(connection, which, call.namespace, call.run_id, call.id)
+            for run in sorted(runs):
+                self._name(connection, run, [call.id for call in gone if (call.namespace, call.run_id) == run], actor)
             self._spend_for_good(connection, gone)
             return Forgotten(calls=len(gone))
 
         return self._written(forget)
 
-    def forget_approvals(self, namespace: str, run_id: str, before_us: int, *, limit: int) -> int:
+    def forget_approvals(self, namespace: str, run_id: str, before_us: int, *, limit: int, actor: str) -> int:
         """Delete requests of a run that are over, and whose calls are gone; see ``Store.forget_approvals``."""
 
         def forget(connection: C) -> int:
+            self._hold(connection, [(namespace, run_id)])
             over = [name for (name,) in self._rows(connection, _REQUESTS, (namespace, run_id, before_us, limit))]
+            self._name(connection, (namespace, run_id), over, actor)
             return self._gone(connection, f"approvals where id in ({marks(over)})", *over)
 
         return self._written(forget)
 
+    def forgotten_of(self, namespace: str, run_id: str) -> frozenset[str]:
+        """The calls and requests of a run that were forgotten one by one; see ``Store.forgotten_of``."""
+        rows = self._fetch(_FORGOTTEN, (namespace, run_id, chain.FORGET_RECORDS))
+        return frozenset().union(*(chain.records_in(detail) for (detail,) in rows))
+
     def forget_audit(
-        self, namespace: str, run_id: str, after: int, *, limit: int, actor: str
+        self, namespace: str, run_id: str, forgotten: Collection[str], after: int, *, limit: int, actor: str
     ) -> tuple[int, int | None]:
-        """Delete audit rows of calls and requests that are gone; see ``Store.forget_audit``."""
+        """Delete audit rows of ``forgotten`` records; see ``Store.forget_audit``."""
 
         def forget(connection: C) -> tuple[int, int | None]:
             self._hold(connection, [(namespace, run_id)])
-            rows = self._rows(connection, _PAGE, (namespace, run_id, after, limit))
-            orphans = [(seq, number, digest) for seq, number, digest, is_orphan in rows if is_orphan]
-            if orphans:
-                gaps = chain.gaps_between([(number, digest) for _, number, digest in orphans if number is not None])
+            rows = self._rows(connection, _PAGE, (chain.FORGET_RECORDS, namespace, run_id, after, limit))
+            of_records = [row for row in rows if row[3] in forgotten or row[4] in forgotten]
+            # What names them comes after all rows of theirs, so those are gone by now.
+            naming = [row for row in rows if row[5] is not None and chain.records_in(row[5]) <= set(forgotten)]
+            gone = sorted((*of_records, *naming))
+            if gone:
+                gaps = chain.gaps_between([(number, digest) for _, number, digest, *_ in gone if number is not None])
                 self._append(connection, _said(namespace, run_id, gaps, actor))
-                self._gone(connection, f"audit where seq in ({marks(orphans)})", *(seq for seq, *_ in orphans))
-            return len(orphans), rows[-1][0] if rows else None
+                self._gone(connection, f"audit where seq in ({marks(gone)})", *(seq for seq, *_ in gone))
+            return len(of_records), rows[-1][0] if rows else None
 
         return self._written(forget)
 
@@ -163,6 +176,11 @@ class SqlForgets(SqlReads, Generic[C]):
                 self._gone(connection, f"{table} where {_OF_RUN}", *whose)
             self._gone(connection, "runs where namespace = ? and id = ?", *whose)
         return Forgotten(runs=len(family.runs), calls=len(family.calls), audit_rows=audit_rows)
+
+    def _name(self, connection: C, run: tuple[str, str], ids: Sequence[str], actor: str) -> None:
+        """Append the row that names records of ``run`` that are forgotten; of none there is no row."""
+        if ids:
+            self._append(connection, chain.forgetting_records(*run, ids, actor=actor, at_us=clock.now_us()))
 
     def _spend_for_good(self, connection: C, calls: Iterable[CallRecord]) -> None:
         """What they spent stays spent, and is booked as forgotten; in the order in which commits take budgets."""

@@ -130,6 +130,13 @@ select (select count(*) from made), (select sum(cost) from "usage" where namespa
                     from made where state = 'done' and compensate <> '' group by tool, compensate) as undone on true
  order by undone.newest desc limit ?
 """
+_WITHOUT_HISTORY: Final = """
+select '{kind}', namespace, {run}, id from {table}
+ where not exists (select 1 from audit
+                    where audit.namespace = {table}.namespace and audit.run_id = {table}.{run}){where}
+ limit ?
+"""
+_OF_RUNS: Final = (("run", "runs", "id"), ("call", "calls", "run_id"), ("request", "approvals", "run_id"))
 _NO_END: Final = 2**63 - 1
 _LAST: Final = "\U0010ffff"
 """The last character of all: what begins with a prefix is not behind the prefix and this, many times."""
@@ -152,6 +159,7 @@ class SqlReads(ABC):
     _is_number = "ltrim({0}, '0123456789') = '' and {0} <> ''"
     _accounts = "budgets"
     _steers = False
+    _order_of_calls = "seq"
 
     @abstractmethod
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
@@ -268,9 +276,11 @@ class SqlReads(ABC):
     ) -> list[ApprovalRecord]:
         """Requests of a namespace and run (None: of all), newest first."""
         within, of = narrowed(namespace)
-        where = (f"state in ({marks(states)})" if states else "true") + within + " and coalesce(?, run_id) = run_id"
+        if run_id is not None:
+            within, of = f"{within} and run_id = ?", (*of, run_id)
+        where = (f"state in ({marks(states)})" if states else "true") + within
         return self._approvals(
-            f"{where} order by created_us desc, id desc limit ? offset ?", (*states, *of, run_id, limit, offset)
+            f"{where} order by created_us desc, id desc limit ? offset ?", (*states, *of, limit, offset)
         )
 
     def match_approvals(self, prefix: str, *, namespace: str | None = None, limit: int = 10) -> list[ApprovalRecord]:
@@ -459,9 +469,23 @@ class SqlReads(ABC):
 
     def calls_after(self, namespace: str, run_id: str, after: CallRecord | None, *, limit: int) -> list[CallRecord]:
         """The calls of a run in the order of their first claims, from ``after`` on."""
-        cursor = "coalesce((select seq from calls where id = ?), 0)"
-        where = f"namespace = ? and run_id = ? and seq > {cursor} order by seq limit ?"
-        return self._calls(where, (namespace, run_id, "" if after is None else after.id, limit))
+        behind, cursor = ("", ()) if after is None else self._behind_call(after)
+        where = f"namespace = ? and run_id = ?{behind} order by {self._order_of_calls} limit ?"
+        return self._calls(where, (namespace, run_id, *cursor, limit))
+
+    def _behind_call(self, after: CallRecord) -> tuple[str, tuple[Any, ...]]:
+        """One more condition: to come after ``after`` in ``_order_of_calls``, by the index of a run's calls."""
+        return " and seq > coalesce((select seq from calls where id = ?), 0)", (after.id,)
+
+    def without_history(self, namespace: str | None, run_id: str | None, *, limit: int) -> list[tuple[str, ...]]:
+        """Runs, calls and requests whose run has no audit row at all; see ``Store.without_history``."""
+        within, of = narrowed(namespace)
+        found: list[tuple[str, ...]] = []
+        for kind, table, run in _OF_RUNS:
+            where, values = (within, of) if run_id is None else (f"{within} and {run} = ?", (*of, run_id))
+            query = _WITHOUT_HISTORY.format(kind=kind, table=table, run=run, where=where)
+            found += self._fetch(query, (*values, limit))
+        return [tuple(row) for row in found]
 
     def _calls(self, where: str, values: Sequence[Any]) -> list[CallRecord]:
         rows = self._fetch(f"select {_CALLS} from calls where {where}", values)  # noqa: S608

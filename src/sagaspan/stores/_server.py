@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from sagaspan import _clock as clock
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger.records import AuditRow, LeaseRecord
+from sagaspan.ledger.records import AuditRow, CallRecord, LeaseRecord
 from sagaspan.ledger.seal import Seal
 from sagaspan.ledger.store import SAVED, Booked, Change, Commit, SpendChange, Touched
 from sagaspan.stores import _columns as columns
@@ -201,6 +201,13 @@ class ServerStore(ServerConnections[C], SqlForgets[C], Generic[C, T]):
         """Each budget of which anything was used, and what calls say of it; see ``Store.booked_by_calls``."""
         with self.snapshot():
             return booked(self._fetch, namespace, entries=self._entries, accounts=self._accounts)
+
+    _order_of_calls = "claim_seq, id"
+
+    def _behind_call(self, after: CallRecord) -> tuple[str, tuple[Any, ...]]:
+        """One more condition: here the number of a row is in no index of a run's calls, and ``claim_seq`` is."""
+        place = after.claim_seq
+        return " and claim_seq >= ? and (claim_seq > ? or id > ?)", (place, place, after.id)
 
     def chains(self, after: tuple[str, str] | None, *, limit: int) -> list[tuple[str, str]]:
         """The namespaces and runs that have audit rows, in order, from ``after`` on."""

@@ -21,20 +21,22 @@ select number, hash from audit
  where namespace = ? and run_id = ? and seq < ? and hash is not null
  order by seq desc limit 1
 """
-# From one to the next along the index: as many steps as there are chains, however many rows.
+# From one to the next along the index: as many steps as there are chains, however many rows. Compared as a pair, the
+# last one is found by its namespace alone, and each step would look at all chains before it.
 CHAINS: Final = """
-with recursive found (namespace, run_id, at) as (
-  select ?1, ?2, 0
+with recursive found (namespace, run_id) as (
+  select * from (select namespace, run_id from audit{behind} order by namespace, run_id limit 1)
    union all
-  select next.namespace, next.run_id, at + 1
-    from found join audit as next on next.seq = (
-         select seq from audit
-          where (audit.namespace, audit.run_id) > (found.namespace, found.run_id)
-             or (found.at = 0 and not ?3 and (audit.namespace, audit.run_id) = (found.namespace, found.run_id))
-          order by audit.namespace, audit.run_id limit 1)
+  select next.namespace, next.run_id
+    from found join audit as next on next.seq = coalesce(
+         (select seq from audit where audit.namespace = found.namespace and audit.run_id > found.run_id
+           order by audit.run_id limit 1),
+         (select seq from audit where audit.namespace > found.namespace
+           order by audit.namespace, audit.run_id limit 1))
 )
-select namespace, run_id from found where at > 0 limit ?4
+select namespace, run_id from found limit ?
 """
+BEHIND: Final = " where (namespace, run_id) > (?, ?)"
 _REMEMBERED: Final = 1000
 
 _SAID_BY_THE_ROW: Final = (LimitChange, FreezeChange, NoteChange)

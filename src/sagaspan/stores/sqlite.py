@@ -316,7 +316,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
 
     def chains(self, after: tuple[str, str] | None, *, limit: int) -> list[tuple[str, str]]:
         """The namespaces and runs that have audit rows, in order, from ``after`` on."""
-        return self._fetch(audit.CHAINS, (*(after or ("", "")), after is not None, limit))
+        return self._fetch(audit.CHAINS.format(behind=audit.BEHIND if after else ""), (*(after or ()), limit))
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:

@@ -227,16 +227,19 @@ class ReadingConforms:
         saved(store, opening(), first, second, asking(), ReserveChange(BUDGET, 6), SpendChange(BUDGET, 6, 6))
         looked = store.calls_of("n", "r")
         saved(store, moving(second.record, CallEvent.SUCCEED))
-        assert store.forget_approvals("n", "r", 10**9, limit=9) == 0
-        assert store.forget_calls(looked).calls == 1
+        assert store.forget_approvals("n", "r", 10**9, limit=9, actor="ada") == 0
+        assert store.forget_calls(looked, actor="ada").calls == 1
         assert [call.id for call in store.list_calls()] == ["d"]
         assert store.budgets() == [replace(BUDGET, spent=6, forgotten=3)]
-        assert store.forget_approvals("n", "r", REQUEST.expires_us, limit=9) == 0
-        assert store.forget_approvals("n", "r", REQUEST.expires_us + 1, limit=9) == 1
-        gone, after = store.forget_audit("n", "r", 0, limit=2, actor="ada")
+        assert store.forget_approvals("n", "r", REQUEST.expires_us, limit=9, actor="ada") == 0
+        assert store.forget_approvals("n", "r", REQUEST.expires_us + 1, limit=9, actor="ada") == 1
+        assert [row.event for row in store.audit_of("n", "r")][-2:] == ["forget.records", "forget.records"]
+        forgotten = store.forgotten_of("n", "r")
+        assert forgotten == {"c", REQUEST.id}
+        gone, after = store.forget_audit("n", "r", forgotten, 0, limit=2, actor="ada")
         assert gone == 1
         assert after is not None
-        assert store.forget_audit("n", "r", after, limit=9, actor="ada")[0] == 1
+        assert store.forget_audit("n", "r", forgotten, after, limit=9, actor="ada")[0] == 1
         events = [row.event for row in store.audit_of("n", "r")]
         assert events == ["run.open", "claim", "succeed", "forget", "forget"]
 
