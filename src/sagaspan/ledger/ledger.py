@@ -249,7 +249,7 @@ class Ledger:
                 call,
                 retry=retry,
                 next_attempt=next_attempt,
-                late=self._settling.late(claim, dedupes),
+                late=self._settling.late(claim, dedupes, call.secrets),
                 gone=self._settling.gone(claim),
                 save_mark=lambda: self._settling.save_mark(call, claim),
                 history=History(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sagaspan import _fork as fork
@@ -60,6 +61,7 @@ class Settling:
     def settle(self, call: Call, claim: Claim, ended: Ended, spent: Spent | None = None) -> CallRecord:
         """Write what ``call`` came to; returns the record as it is then, also where that could not be written yet."""
         record = claim.record
+        kept = replace(ended, value=self._store.seal.cleaned(ended.value, call.secrets))
         if not owner.is_self(record.owner):  # forked inside the body: its end is for the parent to record
             return record
         # Nobody decides about a read either, so what one in doubt reserved is spent rather than kept for ever.
@@ -69,7 +71,7 @@ class Settling:
             _ENDINGS[ended.state],
             now_us(),
             detail=_how(record, ended),
-            **outcome(ended),
+            **outcome(kept),
             **({"reserved": None} if undecided or spent is not None else {}),
         )
         spent = spent or spent_by(call, after, ended.value)
@@ -81,7 +83,7 @@ class Settling:
             commit, saved = too_large.saved(self._store, changes, synced=False)
             after = _booked_in(saved, after)
             if not commit:
-                after = self._settle_taken_over(record, ended)
+                after = self._settle_taken_over(record, kept)
             elif commit.used:
                 tell(call, self._limits, changes, commit.used)
         except StoreError as problem:
@@ -90,7 +92,7 @@ class Settling:
                 "call %s of tool %r ended but could not be recorded yet (%s); it is kept, and written as soon as the "
                 "ledger can be; do not repeat it", record.id, record.tool, type(problem.__cause__ or problem).__name__,
             )  # fmt: skip
-            self.leftovers[record.id] = changes, after, ended
+            self.leftovers[record.id] = changes, after, kept
             self._lease.hurry()
         for step in claim.settled():
             step()
@@ -117,12 +119,13 @@ class Settling:
             self._settle_late(record, ended.value, given_up=False, dedupes=False)
         return self._store.get_call(record.id) or record
 
-    def late(self, claim: Claim, dedupes: bool) -> Callable[[Any], None]:
+    def late(self, claim: Claim, dedupes: bool, secrets: Sequence[str]) -> Callable[[Any], None]:
         """Told of a result that came after its call was given up: it is evidence once the call is settled."""
 
         def arrived(value: Any) -> None:
             def settle() -> None:
-                self._settle_late(claim.record, value, given_up=True, dedupes=dedupes)
+                kept = self._store.seal.cleaned(value, secrets)
+                self._settle_late(claim.record, kept, given_up=True, dedupes=dedupes)
 
             if not claim.keep(settle):
                 settle()
