@@ -12,7 +12,7 @@ import pytest
 from anthropic.types import Message
 from anthropic.types.beta import BetaMessage
 from botocore.stub import Stubber
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from openai.types import CreateEmbeddingResponse
@@ -206,6 +206,7 @@ junk = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the data is drawn slowly on a busy machine
 @given(st.dictionaries(words, junk, max_size=8))
 def test_no_answer_breaks_the_reader(counts: dict[str, Any]) -> None:
     """A call that succeeded never fails for its bookkeeping, and what is read is never less than what was said."""
