@@ -8,11 +8,14 @@ import functools
 import gc
 import inspect
 import logging
+import math
 import os
+import random
 import shutil
 import sqlite3
 import subprocess
 import textwrap
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -53,15 +56,28 @@ Sql = Callable[..., list[tuple[Any, ...]]]
 sqlite.PRIMED_BYTES = 0  # type: ignore[misc]
 
 
+_DEADLINE: Final = pytest.StashKey[float]()
 _MEMORY: Final = Path("/dev/shm")
 _ROOM_BYTES: Final = 12 * 2**30
 """What must be free in memory: all the files of one run of the suite, three times."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--seconds``: on a slow machine the gate runs what it has time for, another part each commit."""
+    parser.addoption("--seconds", type=float, default=math.inf, help="begin no further test after so long")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """What tests write is in memory where there is room: on a disk they wait for flushes that prove nothing there."""
     if not _is_worker(config) and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    config.stash[_DEADLINE] = time.monotonic() + config.getoption("--seconds")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() > item.config.stash[_DEADLINE]:
+        pytest.skip("not begun: --seconds were over")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -83,6 +99,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On a server only those tests run that have a ledger, and are not about SQLite's file."""
+    if config.getoption("--seconds") < math.inf:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        files = sorted({item.path for item in items})
+        random.Random(done.stdout).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
     if _ON == "sqlite":
         return
     kept = [
