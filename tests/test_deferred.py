@@ -7,12 +7,16 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sagaspan import (
     ApprovalDenied,
+    ApprovalPending,
+    BudgetExceeded,
     CallInProgress,
     ConfigurationError,
     Guard,
@@ -20,6 +24,7 @@ from sagaspan import (
     NotApplied,
     OutcomeUnknown,
     PolicyDenied,
+    RateLimited,
     RunClosed,
     RunError,
     Unsure,
@@ -890,3 +895,157 @@ def test_without_its_tool_it_is_queued(guard: Guard, store_url: str, caller: Cal
             caller.play(go_on, other)
     caller.play(go_on, guard)
     assert (guard.runs.get("a").status, post.log) == ("completed", ["mail ann"])
+
+
+# -- sent again ----------------------------------------------------------------------------------------------------
+
+
+def _fails_first(problems: list[BaseException], sent: list[str]) -> Callable[[str], str]:
+    """A body that raises what is left of ``problems``, and then sends."""
+
+    def mail(to: str) -> str:
+        if problems:
+            raise problems.pop()
+        sent.append(to)
+        return to
+
+    return mail
+
+
+def test_each_second_sending_is_reserved(store_url: str, caller: Caller, sql: Sql) -> None:
+    """A failed sending gives its reservation back: of six mails of 0.80 USD one fits under a cap of 1 USD."""
+    guard, sent = Guard(store_url, budgets={"user:ann": "1 USD"}), []
+    problems: list[BaseException] = [Declined() for _ in range(6)]
+    mail = caller.tool(guard, defer=True, cost="0.80 USD", not_applied=(Declined,))(_fails_first(problems, sent))
+
+    async def job(number: int) -> None:
+        async with caller.run(guard, id=f"r{number}", user="ann"):
+            await caller.call(mail, f"to {number}")
+
+    for number in range(6):
+        with pytest.raises(Declined):
+            caller.play(job, number)
+    caller.play(job, 0)
+    for number in range(1, 6):
+        with pytest.raises(BudgetExceeded, match="user:ann") as caught:
+            caller.play(job, number)
+        assert "is not sent again; enter the run again when it may be" in caught.value.__notes__[0]
+        assert (guard.runs.get(f"r{number}").status, guard.runs.get(f"r{number}").reason) == ("held", "unsent")
+    assert sent == ["to 0"]
+    assert sql("select spent, reserved, overdraft from budgets") == [(800_000_000, 0, 0)]
+    assert guard.usage(user="ann").spent == Decimal("0.8")
+    assert list(guard.budgets.fsck()) == []
+    guard.set_budget("user:ann", "2 USD")
+    caller.play(job, 1)
+    assert sent == ["to 0", "to 1"]
+
+
+def test_recovery_reserves_in_the_budget_that_the_run_was_given(store_url: str, caller: Caller, sql: Sql) -> None:
+    """Only the process that entered the run knows ``budget=``, but its cap is on record."""
+    guard, sent = Guard(store_url), []
+    tool = caller.tool(guard, defer=True, cost="0.80 USD")(_fails_first([ConnectionResetError()], sent))
+
+    async def job() -> None:
+        async with caller.run(guard, id="r", agent="clerk", budget="1 USD"):
+            await caller.call(tool, "ann")
+
+    with pytest.raises(ConnectionResetError):
+        caller.play(job)
+    guard.calls.resolve(guard.runs.get("r").calls[0].id, "did-not-happen", note="asked them")
+    assert [run.id for run in guard.recover().completed] == ["r"]
+    assert sent == ["ann"]
+    assert sql("select scope, spent, reserved from budgets") == [("run:r", 800_000_000, 0)]
+    assert guard.usage(agent="clerk").spent == Decimal("0.8")
+
+
+def test_a_second_sending_obeys_the_rules_of_now(store_url: str, caller: Caller, tmp_path: Path) -> None:
+    """A rule that denies by then holds it back; when it is lifted, the call is sent."""
+    file, sent = tmp_path / "sagaspan.toml", []
+    deny = '[[rules]]\ntools = "mail"\naction = "deny"\nreason = "mails are off"\n'
+
+    def play(rules: str, *problems: BaseException) -> None:
+        file.write_text(rules)
+        with Guard(store_url, policies=str(file)) as guard:
+            body = _fails_first(list(problems), sent)
+            mail = caller.tool(guard, defer=True, critical=False, not_applied=(Declined,))(body)
+            step = caller.tool(guard, defer=True, not_applied=(Declined,))(_named("step", body))
+
+            async def job() -> None:
+                async with caller.run(guard, id="r"):
+                    await caller.call(step, "first")
+                    await caller.call(mail, "ann")
+
+            caller.play(job)
+
+    with pytest.raises(Declined):
+        play("", Declined())
+    with pytest.raises(PolicyDenied, match="mails are off"):
+        play(deny.replace('mail"', 'step"'))
+    assert sent == []
+    play(deny)  # the mail was never sent: it was judged when it was scheduled
+    assert sent == ["first", "ann"]
+
+
+def _named(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    def named(to: str) -> Any:
+        return body(to)
+
+    named.__name__ = name
+    return named
+
+
+def test_a_second_sending_needs_an_approval_of_its_own(store_url: str, caller: Caller) -> None:
+    """The first one used its approval up, as every claim does. A no holds the run, and nothing is sent."""
+    sent: list[str] = []
+    said: list[bool] = [True, False]
+    guard = Guard(store_url, approver=lambda _: said.pop(0))
+    mail = caller.tool(guard, defer=True, approve=True, not_applied=(Declined,))(_fails_first([Declined()], sent))
+
+    async def job() -> None:
+        async with caller.run(guard, id="r"):
+            await caller.call(mail, "ann")
+
+    with pytest.raises(Declined):
+        caller.play(job)
+    assert said == [False]
+    with pytest.raises(ApprovalDenied):
+        caller.play(job)
+    assert (sent, said, guard.runs.get("r").status) == ([], [], "held")
+
+
+def test_a_second_sending_waits_for_its_approval(store_url: str, caller: Caller) -> None:
+    """The run is held meanwhile; an answer lets it go on, and is used once."""
+    sent: list[str] = []
+    guard = Guard(store_url, approver="inbox")
+    mail = caller.tool(guard, defer=True, approve=True, not_applied=(Declined,))(_fails_first([Declined()], sent))
+
+    async def job() -> None:
+        async with caller.run(guard, id="r"):
+            await caller.call(mail, "ann")
+
+    for error in (ApprovalPending, Declined, ApprovalPending):
+        with pytest.raises(error):
+            caller.play(job)
+        for request in guard.approvals.list():
+            guard.approvals.approve(request.id, by="bob")
+    caller.play(job)
+    assert sent == ["ann"]
+    assert [row["event"] for row in guard.audit.rows()].count("approval.consume") == 2
+
+
+def test_a_rate_is_taken_when_it_is_scheduled_and_at_each_later_sending(store_url: str, caller: Caller) -> None:
+    """The first sending was counted with the schedule."""
+    sent: list[str] = []
+    guard = Guard(store_url)
+    tool = caller.tool(guard, defer=True, rate="2/hour", not_applied=(Declined,))(_fails_first([Declined()], sent))
+
+    async def job(*names: str) -> None:
+        async with caller.run(guard, id="r"):
+            for name in names:
+                await caller.call(tool, name)
+
+    with pytest.raises(Declined):
+        caller.play(job, "ann", "bob")
+    with pytest.raises(RateLimited):
+        caller.play(job, "ann", "bob")
+    assert sent == []

@@ -21,7 +21,7 @@ from sagaspan.amounts import MICRO, Unit, in_units
 from sagaspan.budget import Budget, Budgets, Window, window_start
 from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger.limits import budget_of, unsetting
-from sagaspan.ledger.records import BudgetRecord, LimitRecord
+from sagaspan.ledger.records import OWN, BudgetRecord, LimitRecord
 from sagaspan.ledger.store import Booked, Store
 from sagaspan.scopes import BudgetBook, check_scope, scope_of_run, spellings
 
@@ -54,7 +54,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A budget that is not counted as its calls say; ``what`` is ``"reserved"`` or ``"spent"``, overdraft among it."""
+    """A budget that is not counted as its calls say, or a call whose cost is not recorded as it says itself.
+
+    ``what`` is ``"reserved"``, ``"spent"`` (overdraft among it), or ``"usage"`` of a ``scope`` ``call:ID``.
+    """
 
     namespace: str
     scope: str
@@ -217,9 +220,10 @@ def _account(row: BudgetRecord, limit: LimitRecord | None) -> Account:
 
 def _differences(booked: Booked) -> Iterator[Difference]:
     name, counted = booked.name, booked.counted or booked.name
+    is_of_call = name.scope.startswith(f"{OWN}:")
     pairs = (
         ("reserved", counted.reserved, booked.reserved),
-        ("spent", counted.spent + counted.overdraft, booked.spent + counted.forgotten),
+        ("usage" if is_of_call else "spent", counted.spent + counted.overdraft, booked.spent + counted.forgotten),
     )
     for what, by_row, by_calls in pairs:
         if by_row != by_calls:

@@ -62,8 +62,8 @@ class Call:
     calls brought of late. ``model`` is set where the call is one of a model, not of a tool. ``task`` is the task of its
     framework that it is made in, where a checkpoint may answer for that. ``asked`` is what the code of such a task asks
     for with it, ``again`` whether it did so before and was run again.
-    ``scheduled`` is the record of a deferred call that this one sends, ``sent_with`` the id of the deferred call in
-    whose body this one is made.
+    ``scheduled`` is the record of a deferred call that this one sends, ``sent_by`` the run that sends it (the outer
+    one, if ``run`` is nested), and ``sent_with`` the id of the deferred call in whose body this one is made.
     ``secrets`` are the texts of what is redacted of it; ``former`` are the keys that the same call had before that.
     ``policy`` is the version of the policy file that it goes by.
     ``edited`` is the request for approval whose arguments it has, instead of those it was called with; ``repeats`` is
@@ -97,6 +97,7 @@ class Call:
     again: bool = False
     ancestors: tuple[str, ...] = ()
     scheduled: CallRecord | None = None
+    sent_by: RunRecord | None = None
     sent_with: str | None = None
     secrets: tuple[str, ...] = ()
     former: tuple[CallKey, ...] = ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.trace import Span
@@ -25,7 +25,15 @@ from sagaspan._call import Result
 from sagaspan._clock import now_us
 from sagaspan._commands import resolve_command
 from sagaspan._steps import steps_of
-from sagaspan.exceptions import CallInProgress, CompensationFailed, OutcomeUnknown, RunError, RunInProgress, ScopeFrozen
+from sagaspan.exceptions import (
+    ApprovalPending,
+    CallInProgress,
+    CompensationFailed,
+    OutcomeUnknown,
+    Refused,
+    RunError,
+    RunInProgress,
+)
 from sagaspan.ledger import transitions
 from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.committed import is_committed
@@ -51,8 +59,8 @@ _NOT_OVER: Final = (RunState.RUNNING, RunState.PAUSED, RunState.HELD)
 class Stopped:
     """The call at which completing stopped, and the error to raise.
 
-    ``reason``: why the run is held, in one word. ``queued``: this process lacks the tool. ``waiting``: how many
-    deferred calls come after it.
+    ``reason``: why the run is held, in one word. ``queued``: this process lacks the tool. ``refused``: it did not run,
+    because a budget, a policy, a freeze or a person refused it. ``waiting``: how many deferred calls come after it.
     """
 
     call: CallRecord
@@ -60,6 +68,7 @@ class Stopped:
     error: BaseException
     waiting: int = 0
     queued: bool = False
+    refused: bool = False
 
     @property
     def what(self) -> str:
@@ -79,6 +88,8 @@ class Stopped:
         decide = resolve_command(self.call.id)
         if self.reason == "unresolved":
             return f"{where} may or may not have been sent{more}; find out, then say so: {decide}"
+        if self.refused and self.call.state is CallState.FAILED:
+            return f"{where} is not sent again{more}; enter the run again when it may be, or give it up: {decide}"
         if self.call.state is CallState.SCHEDULED:
             return f"{where} is not sent{more}: {decide}"
         return f"{where} failed, so it was not sent{more}; enter the run again to try again, or give it up: {decide}"
@@ -219,7 +230,7 @@ async def send_due(engine: Engine, run: RunRecord, *, in_force: InForce, backend
         if stopped is None:
             continue
         tool = engine.known.find_deferred(stopped.call)
-        given_up = tool is not None and tool.policy.critical is False and not isinstance(stopped.error, ScopeFrozen)
+        given_up = tool is not None and tool.policy.critical is False and not stopped.refused
         if not given_up or not isinstance(stopped.error, Exception):
             return stopped
         if stopped.reason == "unresolved":
@@ -243,9 +254,12 @@ async def _send(
     try:
         with in_force():
             result: Result = await engine.send(tool, record, run, backend)
-    except (OutcomeUnknown, CallInProgress, ScopeFrozen) as error:
+    except OutcomeUnknown as error:
         now = await backend.io(engine.store.get_call, record.id)
         return _stopped(now or record, error, waiting)
+    except (ApprovalPending, Refused) as error:
+        now = await backend.io(engine.store.get_call, record.id)
+        return replace(_stopped(now or record, error, waiting), refused=not isinstance(error, CallInProgress))
     if result.error is None or result.record.state not in _UNSENT:  # who took this worker over has sent it
         return None
     return _stopped(result.record, result.error, waiting)

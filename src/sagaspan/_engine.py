@@ -34,6 +34,7 @@ from sagaspan.approvers import Approver
 from sagaspan.budget import Budget
 from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, SagaspanError
 from sagaspan.keys import CallKey, KeySource
+from sagaspan.ledger.budgets import agent_of
 from sagaspan.ledger.fail_open import Outage, may_run_unrecorded
 from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.leases import Lease
@@ -119,7 +120,7 @@ class Engine:
         self._fold()
 
     def _fold(self) -> None:
-        self._onion, self._asking, self._sending = folded(self)
+        self._onion, self._asking, self._sending, self._sending_again = folded(self)
 
     @property
     def policy(self) -> PolicyFile | None:
@@ -254,8 +255,21 @@ class Engine:
             approver_here.reset(token)
 
     async def send(self, tool: Tool, record: CallRecord, run: RunRecord, backend: Backend) -> Result:
-        """Send the deferred call ``record`` for ``run``, from its record alone; raises as ``Ledger.send``."""
-        return await self._sending(
+        """Send the deferred call ``record`` for ``run``, from its record alone; raises as ``Ledger.send``.
+
+        One that was claimed before is judged again: by the policy in force, its budgets, and who must approve.
+        """
+        again = record.scheduled_seq is not None
+        if again and self.in_force.watch is not None:
+            tool = await self.in_force.as_now(tool, backend)
+        own = run
+        if record.run_id != run.id:
+            own = await backend.io(self.store.get_run, record.namespace, record.run_id) or run
+        here = current_run.get()
+        given = () if here is None or here.engine is not self else here.purse
+        purse = await backend.io(self.limits.purse_of, own, given) if again else ()
+        send = self._sending_again if again else self._sending
+        return await send(
             Call(
                 id=record.id,
                 tool=tool,
@@ -270,10 +284,15 @@ class Engine:
                 ),
                 generation=record.generation,
                 idempotency_key=record.idempotency_key,
-                run=run,
+                run=own,
+                purse=purse,
+                resumed=again,
                 backend=backend,
                 tool_call_id=record.tool_call_id,
+                agent=agent_of(record),
                 scheduled=record,
+                sent_by=run,
+                policy=self.in_force.version if again else None,
             )
         )
 

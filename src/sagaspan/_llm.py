@@ -42,7 +42,7 @@ from sagaspan.amounts import Unit
 from sagaspan.exceptions import BudgetExceeded, ConfigurationError, PolicyDenied, StoreUnavailable
 from sagaspan.ledger.answers import JOIN_SECONDS
 from sagaspan.ledger.attempts import Ended
-from sagaspan.ledger.budgets import ONLY_COUNTED, Spent
+from sagaspan.ledger.budgets import ONLY_COUNTED, Spent, holds
 from sagaspan.ledger.claims import Claim
 from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
 from sagaspan.ledger.room import Room
@@ -267,7 +267,7 @@ class LlmCall:
     def counts(self) -> bool:
         """Whether somebody must count what comes, because a budget has reserved something for it."""
         claim = self._claim
-        return claim is not None and claim.record.reserved is not None and not self._engine.limits.observes
+        return claim is not None and holds(claim.record) and not self._engine.limits.observes
 
     @property
     def demand(self) -> Demand:

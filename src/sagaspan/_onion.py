@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Onion = Callable[[Call], Awaitable[Result]]
 
 
-def folded(engine: Engine) -> tuple[Onion, Onion, Onion]:
-    """The onions of ``engine`` as it is set up now: for calls, questions about them, and deferred ones to send."""
+def folded(engine: Engine) -> tuple[Onion, Onion, Onion, Onion]:
+    """The onions of ``engine`` as it is set up now: for calls, questions, deferred calls to send, and to send again."""
     endpoint = engine.ledger if engine.outage is None else FailOpen(engine.ledger, engine.outage, engine.limits)
     layers: list[Middleware] = [
         TelemetryMiddleware(engine.tracer),
@@ -38,14 +38,7 @@ def folded(engine: Engine) -> tuple[Onion, Onion, Onion]:
         LoopMiddleware(endpoint.serve, partial(keep_of_loop, engine.store), engine.loop, observes=engine.observes),
         ReplayMiddleware(endpoint.serve),
         BudgetMiddleware(),
-        UnaskedMiddleware()
-        if engine.observes
-        else ApprovalMiddleware(
-            Desk(engine.store, engine.digest, engine.approver),
-            endpoint.serve,
-            engine.spelling.plain_of,
-            engine.limits.look,
-        ),
+        _approving(engine, endpoint.serve),
         SagaMiddleware(engine.known.compensation_for, engine.spelling.lock_names),
         *engine.innermost,
     ]
@@ -53,9 +46,20 @@ def folded(engine: Engine) -> tuple[Onion, Onion, Onion]:
     desk = Desk(engine.store, engine.digest, Inbox())
     asking = Asking(engine.store, desk, engine.digest, endpoint.serve, engine.spelling.plain_of)
     questions = compose([EditsMiddleware(), *_by_rules(engine, endpoint.serve)], asking)
-    # What a deferred call asks of the layers it was asked when it was scheduled.
-    sending = compose([TelemetryMiddleware(engine.tracer), *engine.innermost], engine.ledger.send)
-    return calls, questions, sending
+    # What a deferred call asks of the layers it was asked when it was scheduled; but once it has been claimed, that is
+    # used up. It is judged again then, as every call is that failed and is made once more.
+    telemetry, send, sent = TelemetryMiddleware(engine.tracer), engine.ledger.send, engine.ledger.sent
+    sending = compose([telemetry, BudgetMiddleware(), *engine.innermost], send)
+    judged = [EditsMiddleware(), *_by_rules(engine, sent), BudgetMiddleware(), _approving(engine, sent)]
+    sending_again = compose([telemetry, ReplayMiddleware(sent), *judged, *engine.innermost], send)
+    return calls, questions, sending, sending_again
+
+
+def _approving(engine: Engine, serve: Callable[[Call], Awaitable[Result | None]]) -> Middleware:
+    if engine.observes:
+        return UnaskedMiddleware()
+    desk = Desk(engine.store, engine.digest, engine.approver)
+    return ApprovalMiddleware(desk, serve, engine.spelling.plain_of, engine.limits.look)
 
 
 def _by_rules(engine: Engine, serve: Callable[[Call], Awaitable[Result | None]]) -> list[Middleware]:

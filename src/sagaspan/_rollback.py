@@ -29,6 +29,7 @@ from sagaspan.exceptions import StoreError, StoreUnavailable
 from sagaspan.keys import CallKey, KeySource, fingerprint, idempotency_key
 from sagaspan.ledger import too_large, transitions
 from sagaspan.ledger.attempts import Ended, UntilSettled, run_attempts
+from sagaspan.ledger.budgets import settling
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import commit_with, step_as_holder
 from sagaspan.ledger.looking import SECONDS, look
@@ -44,7 +45,7 @@ from sagaspan.ledger.records import (
     names_of,
 )
 from sagaspan.ledger.resolution import IN_DOUBT, LATE
-from sagaspan.ledger.store import CallChange, Store
+from sagaspan.ledger.store import CallChange, Change, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Policy, Retry
 
@@ -164,10 +165,11 @@ class Rollback:
     async def _give_up(self, step: CallRecord, why: str, **changes: str) -> CallRecord:
         """A step that is not even tried to be undone."""
         undoing, audit = transitions.start_undoing(step, now_us())
+        begun, *books = settling(step, CallChange(undoing, audit, step.version))
         failed, why_audit = transitions.move_call(
-            undoing, CallEvent.COMPENSATION_FAILED, now_us(), detail=why, **changes
+            begun.record, CallEvent.COMPENSATION_FAILED, now_us(), detail=why, **changes
         )
-        both = CallChange(undoing, audit, step.version), CallChange(failed, why_audit, undoing.version)
+        both = [begun, *books, CallChange(failed, why_audit, undoing.version)]
         earlier = await self._backend.io(undo_of, self._store, step)
         lost = [] if earlier is None else await self._backend.io(self._lose, earlier)
         await self._backend.io(self._save, *lost, *both)
@@ -183,12 +185,12 @@ class Rollback:
         lost, audit = transitions.move_call(undo, CallEvent.LOSE, now_us(), detail=LOST[verdict])
         return [CallChange(lost, audit, undo.version)]
 
-    def _save(self, *changes: CallChange) -> None:
+    def _save(self, *changes: Change) -> None:
         # A child forked inside a compensation must not say how that ended.
         if not owner.is_self(self._process) or not too_large.saved(self._store, changes, synced=True)[0]:
             raise self._taken_over()
 
-    def _save_locked(self, step: CallRecord, changes: list[CallChange]) -> None:
+    def _save_locked(self, step: CallRecord, changes: list[Change]) -> None:
         names = names_of(step.locks) if self._lock else ()
         if not names:
             self._save(*changes)
@@ -212,14 +214,15 @@ class Rollback:
         """
         existing = self._store.find_call(call.run.namespace, call.key.scope, call.tool.name, call.key.value)
         after, audit = transitions.start_undoing(step, now_us())
-        compensating = CallChange(after, audit, step.version)
+        begun, *books = settling(step, CallChange(after, audit, step.version))
+        after = begun.record
         if existing is not None and existing.state is CallState.DONE:
-            self._save(compensating)
+            self._save(begun, *books)
             return after, existing
         record, changes = self._claimed(call, step, existing)
         owner.hold(record.id)
         try:
-            self._save_locked(step, [compensating, *changes])
+            self._save_locked(step, [begun, *books, *changes])
         except BaseException:
             owner.drop(record.id)
             raise

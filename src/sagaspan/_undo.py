@@ -160,7 +160,7 @@ def _queue(store: Store, step: CallRecord) -> None:
     """Leave a call that is to be undone by itself to a process that can: recovery finds it."""
     waits = f"waits for {step.compensate!r}"
     after, audit = transitions.start_undoing(step, now_us(), detail=waits, actor=owner.this_process())
-    if not store.commit([CallChange(after, audit, step.version)], synced=True):
+    if not store.commit(settling(step, CallChange(after, audit, step.version)), synced=True):
         raise RunInProgress(f"the call {step.id} of tool {step.tool!r} was taken by another worker; try again")
 
 

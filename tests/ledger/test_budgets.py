@@ -5,13 +5,27 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sagaspan import Budget, BudgetExceeded, ConfigurationError, Guard, OutcomeUnknown, RateLimited, RunClosed
+from sagaspan import (
+    Applied,
+    Budget,
+    BudgetExceeded,
+    ConfigurationError,
+    Guard,
+    OutcomeUnknown,
+    PolicyDenied,
+    RateLimited,
+    RunClosed,
+    ToolTimeout,
+    Unsure,
+)
 from sagaspan.stores._usage import usage_query
 from tests.conftest import Caller, Sql, Worker
 
@@ -549,3 +563,134 @@ def test_usage_since_then_reads_no_older_calls(store_url: str, by: str | None, w
             plan = [row[3] for row in connection.execute(f"explain query plan {query}", values)]
     assert any(line.startswith("SEARCH c USING INDEX calls_by_creation (created_us>?") for line in plan), plan
     assert not [line for line in plan if line.startswith("SCAN")]
+
+
+# -- costs that evidence settles -----------------------------------------------------------------------------------
+
+RULE = """
+[[rules]]
+tools = "buy"
+when = "spent >= 1.0"
+action = "deny"
+"""
+
+
+@pytest.mark.parametrize("budget", ["5 USD", None])
+@pytest.mark.parametrize("evidence", ["probe", "person", "compensated", "late"])
+def test_what_evidence_settles_is_in_usage_too(
+    store_url: str, tmp_path: Path, evidence: str, budget: str | None
+) -> None:
+    """A call that a probe, a person or a late result decides: a rule about what was spent sees its cost."""
+    (tmp_path / "sagaspan.toml").write_text(RULE)
+    guard = Guard(store_url, policies=str(tmp_path / "sagaspan.toml"))
+    ends, bought = threading.Event(), []
+
+    def find(n: int) -> Any:
+        return Applied(n) if evidence == "probe" else Unsure("the search is down")
+
+    @guard.tool(effect="write", cost="1 USD", probe=find, timeout=0.05 if evidence == "late" else None)
+    def buy(n: int) -> int:
+        bought.append(n)
+        if n == 1:
+            if evidence == "late":
+                ends.wait(30)
+                return n
+            raise ConnectionResetError
+        return n
+
+    with contextlib.suppress(ConnectionResetError, ToolTimeout), guard.run("r", id="r", budget=budget):
+        buy(1)
+    [call] = guard.runs.get("r").calls
+    ends.set()
+    if evidence in ("person", "compensated"):
+        guard.calls.resolve(call.id, {"person": "happened"}.get(evidence, evidence), note="saw it")
+    _until(lambda: evidence == "probe" or guard.calls.get(call.id).state in ("done", "compensated"))
+    with contextlib.suppress(PolicyDenied, RunClosed), guard.run("r", id="r", budget=budget):
+        buy(2)
+    assert bought == [1]
+    assert (guard.usage(run="r").spent, guard.usage(tool="buy").spent) == (1, 1)
+    assert [account.spent for account in guard.budgets.list("run:r")] == ([1] if budget else [])
+    assert list(guard.budgets.fsck()) == []
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("it took half a minute")
+
+
+def test_a_late_result_of_what_did_not_happen_is_spent(store_url: str, sql: Sql) -> None:
+    """Somebody was wrong: the call is done, and its cost, by its result, is in its budgets."""
+    guard, ends = Guard(store_url, budgets={"user:*": "1 USD", "tool:buy": "9 calls"}), threading.Event()
+
+    @guard.tool(effect="write", timeout=0.05, cost=lambda result: 1 if result is None else result)
+    def buy() -> int:
+        ends.wait(30)
+        return 3
+
+    with contextlib.suppress(ToolTimeout), guard.run("r", id="r", user="ann"):
+        buy()
+    [call] = guard.runs.get("r").calls
+    guard.calls.resolve(call.id, "did-not-happen", note="asked them")
+    assert _budgets(sql) == [("tool:buy", 1, 0, 0), ("user:ann", 0, 0, 0)]
+    ends.set()
+    _until(lambda: guard.calls.get(call.id).state == "done")
+    assert _budgets(sql) == [("tool:buy", 1, 0, 0), ("user:ann", 10**9, 0, 2 * 10**9)]
+    assert guard.usage(user="ann").spent == 3
+    assert list(guard.budgets.fsck()) == []
+
+
+def test_both_effects_of_a_call_that_happened_twice_are_spent(store_url: str, sql: Sql) -> None:
+    """Somebody said that it did not happen, it was run again, and then the first attempt returned."""
+    guard, ends, started = Guard(store_url, budgets={"user:*": "5 USD"}), threading.Event(), []
+
+    @guard.tool(effect="write", timeout=0.05, cost="1 USD")
+    def buy() -> int:
+        started.append(1)
+        if len(started) == 1:
+            ends.wait(30)
+        return 3
+
+    with contextlib.suppress(ToolTimeout), guard.run("r", id="r", user="ann"):
+        buy()
+    [call] = guard.runs.get("r").calls
+    guard.calls.resolve(call.id, "did-not-happen", note="asked them")
+    with guard.run("r", id="r", user="ann"):
+        buy()
+    ends.set()
+    _until(lambda: bool(guard.calls.duplicates()))
+    assert _budgets(sql) == [("user:ann", 2 * 10**9, 0, 0)]
+    assert guard.usage(user="ann").spent == 2
+    assert list(guard.budgets.fsck()) == []
+
+
+def test_what_is_undone_in_doubt_is_spent(store_url: str, sql: Sql) -> None:
+    """Its compensation is safe without it, but it may have happened: its reservation does not stay for ever."""
+    guard = Guard(store_url, budgets={"user:*": "5 USD"})
+
+    @guard.tool(compensate=lambda n: None, empty_safe=True, cost="1 USD")
+    def buy(n: int) -> int:
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError), guard.run("r", id="r", user="ann"):
+        buy(1)
+    assert guard.runs.get("r").calls[0].state == "compensated"
+    assert _budgets(sql) == [("user:ann", 10**9, 0, 0)]
+    assert guard.usage(user="ann").spent == 1
+    assert list(guard.budgets.fsck()) == []
+
+
+@pytest.mark.parametrize("damage", ['update "usage" set cost = 1', 'delete from "usage"'])
+def test_fsck_compares_what_usage_says(store_url: str, sql: Sql, damage: str) -> None:
+    """Also of calls that no budget counts: each call says what it cost."""
+    guard = Guard(store_url)
+    buy = guard.tool("buy", effect="write", cost="2 USD")(lambda n: n)
+    buy(1)
+    assert list(guard.budgets.fsck()) == []
+    sql(damage)
+    [found] = guard.budgets.fsck()
+    [call] = guard.calls.list(open=False)
+    assert (found.scope, found.what, found.by_calls) == (f"call:{call.id}", "usage", 2)
+    assert found.counted == (0 if "delete" in damage else Decimal("1e-9"))

@@ -13,6 +13,7 @@ from sagaspan import _owner as owner
 from sagaspan._call import Call
 from sagaspan._clock import monotonic, now_us
 from sagaspan._frozen import replaced
+from sagaspan.amounts import Unit
 from sagaspan.exceptions import ApprovalDenied, Refused
 from sagaspan.ledger import approvals, transitions
 from sagaspan.ledger.answers import JOIN_SECONDS, Answers
@@ -37,7 +38,6 @@ from sagaspan.ledger.store import (
     Commit,
     LockChange,
     ReserveChange,
-    SpendChange,
     Store,
 )
 from sagaspan.ledger.transitions import CallEvent
@@ -72,14 +72,14 @@ class Claiming:
         call: Call,
         change: CallChange,
         *,
-        freeing: Sequence[CallChange] = (),
-        spent: Sequence[SpendChange] = (),
+        freeing: Sequence[Change] = (),
+        spent: Sequence[Change] = (),
         in_doubt: bool = False,
-        scheduled: bool = False,
+        held: bool = False,
     ) -> CallRecord | None:
         """Claim the call of ``change`` with all that it needs; None if its record, or a limit, is not as it was.
 
-        ``scheduled``: what it costs was reserved when it was scheduled.
+        ``held``: its record holds the reservation of this very attempt, made when it was scheduled.
         Raises ``BudgetExceeded``, ``RateLimited``, ``LockConflict`` if a lock is kept beyond ``lock_wait``, and
         ``CallInProgress`` or ``OutcomeUnknown`` if a pivot finds an earlier step open.
         """
@@ -94,13 +94,13 @@ class Claiming:
         waived: list[Change] = []
         change = self._observed_time(call, change)
         while True:
-            change, reserves = self._reserving(call, change, scheduled=scheduled)
+            change, reserves = self._reserving(call, change, held=held)
             if self._limits.frozen(call) is not None:
                 await call.io(self._limits.check_frozen, call)
                 continue  # it was lifted meanwhile
             conditions = await call.io(self._conditions, call, is_pivot) if waits else []
             # The record comes first: where it answers the call itself, nothing else is needed.
-            rate = () if scheduled else rate_of(call)
+            rate = rate_of(call)
             approval = [] if call.declared.approval is None else [self._consuming(call, change.record)]
             changes: list[Change] = [*freeing, change, *spent, *reserves, *rate, *approval, *conditions]
             commit = await self._commit_held(call, change.record, waiving(changes, waived), in_doubt)
@@ -136,15 +136,15 @@ class Claiming:
             raise error
         return error
 
-    def _reserving(self, call: Call, change: CallChange, *, scheduled: bool) -> tuple[CallChange, list[ReserveChange]]:
+    def _reserving(self, call: Call, change: CallChange, *, held: bool) -> tuple[CallChange, list[ReserveChange]]:
         """The claim under the limits known now, and what it reserves of them."""
-        version = self._limits.version
-        if scheduled:
+        version, costs = self._limits.version, call.declared.costs
+        if held:
             return replaced(change, controls=version), []
-        reserves = self._limits.reservations(call, change.record.started_us)
-        if not reserves and change.controls == version:
+        reserves = self._limits.reservations(call, change.record.started_us, begins=call.scheduled is None)
+        if not reserves and Unit.USD not in costs and change.controls == version:
             return change, reserves
-        record = replaced(change.record, reserved=reserving(reserves))
+        record = replaced(change.record, reserved=reserving(reserves, costs))
         return replaced(change, record=record, controls=version), reserves
 
     def _consuming(self, call: Call, record: CallRecord) -> ApprovalChange:

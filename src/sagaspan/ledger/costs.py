@@ -12,24 +12,24 @@ from sagaspan._clock import now_us
 from sagaspan.amounts import Unit
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.budgets import Spent
-from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
+from sagaspan.ledger.records import CallRecord, UsageRecord
 from sagaspan.ledger.store import RateChange
 
 _log = logging.getLogger("sagaspan")
 
 
 def rate_of(call: Call) -> tuple[RateChange, ...]:
-    """What the claim of ``call`` takes of its tool's rate."""
+    """What the claim of ``call`` takes of its tool's rate; what was scheduled took it then."""
     rate = call.tool.policy.rate
-    if rate is None:
+    if rate is None or (call.scheduled is not None and call.scheduled.scheduled_seq is None):
         return ()
     namespace, name = call.run.namespace, f"tool:{call.tool.name}"
     return (RateChange(namespace, name, now_us() * 1000, rate.interval_ns, rate.burst),)
 
 
 def spent_by(call: Call, record: CallRecord, value: Any) -> Spent | None:
-    """What a call that has just ended did cost; None where its state says it all."""
-    if call.tool.cost is None or record.state is not CallState.DONE:
+    """What a call that returned ``value`` did cost; None where its tool does not say."""
+    if call.tool.cost is None:
         return None
     try:
         cost = call.tool.cost.of(call.arguments, value)
@@ -39,7 +39,8 @@ def spent_by(call: Call, record: CallRecord, value: Any) -> Spent | None:
         cost = call.declared.costs.get(Unit.USD, 0)
     agent = call.agent or call.run.agent
     metrics.cost(cost, semconv.GEN_AI_TOOL_NAME, record.tool, agent)
-    call.span.set_attribute(semconv.COST_USD, cost / 1e9)
+    if call.span.is_recording():  # not that of a call whose result came late
+        call.span.set_attribute(semconv.COST_USD, cost / 1e9)
     usage = UsageRecord(
         call_id=record.id, namespace=record.namespace, run_id=record.run_id, at_us=record.ended_us or record.started_us,
         tool=record.tool, agent=agent, cost=cost,

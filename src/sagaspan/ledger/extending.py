@@ -38,7 +38,9 @@ def extend(
     reserves = limits.reservations(call.declare(costs=more), record.started_us, begins=False)
     if not _hold(reserves):  # who only watches sees it at the end
         return record
-    after, audit = transitions.move_call(record, CallEvent.EXTEND, now_us(), reserved=reserving_more(record, reserves))
+    after, audit = transitions.move_call(
+        record, CallEvent.EXTEND, now_us(), reserved=reserving_more(record, reserves, more)
+    )
     refused = store.commit([CallChange(after, audit, record.version), *reserves], synced=False).refused
     if refused is None:
         return after

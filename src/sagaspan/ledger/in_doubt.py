@@ -19,7 +19,7 @@ from sagaspan._probe import RESERVED, Answer, Applied, Probe, Unsure, answer_of
 from sagaspan.exceptions import NotApplied
 from sagaspan.ledger import looking, resolution, too_large, transitions
 from sagaspan.ledger.attempts import body_token
-from sagaspan.ledger.budgets import NOTHING, settling
+from sagaspan.ledger.budgets import NOTHING, Spent, settling
 from sagaspan.ledger.judgement import CLOCK_TOLERANCE_US, LOST, Judge, Verdict
 from sagaspan.ledger.records import UNREADABLE, AuditRow, CallRecord, CallState, RunState, call_info
 from sagaspan.ledger.resolution import IN_DOUBT
@@ -150,19 +150,20 @@ def _ended(record: CallRecord) -> bool:
 
 
 def record_late_result(
-    store: Store, record: CallRecord, value: Any, *, given_up: bool, dedupes: bool
+    store: Store, record: CallRecord, value: Any, spent: Spent | None = None, *, given_up: bool, dedupes: bool
 ) -> CallRecord | None:
     """What the call of ``record`` (as its attempt knew it) returned after it was given up or taken over.
 
+    ``spent`` is what it cost, if its tool says it.
     Returns the record that was changed or, for an effect that came twice, added; None if it is known already.
     """
     for _ in range(10):  # somebody may settle it at the same moment
-        target = store.get_call(record.id)
+        target = attempt = store.get_call(record.id)
         epoch = record.epoch
         taken = transitions.superseded_key(target) if target is not None else None
         if target is not None and taken is not None and target.state is CallState.FAILED:
             target, epoch = store.find_call(target.namespace, taken[0], target.tool, taken[1]), 0
-        if target is None:
+        if target is None or attempt is None:
             return None
         event = resolution.weigh_late_result(
             target, history(store, target), epoch=epoch, given_up=given_up, dedupes=dedupes
@@ -171,7 +172,8 @@ def record_late_result(
             _warn_if_undone(target)
             return None
         change = _late_change(target, event, value)
-        changes = [*settling(target, change), *_reopened(store, change.record)]
+        books = settling(target, change, spent, of=(attempt, record.epoch))
+        changes = [*books, *_reopened(store, change.record)]
         commit, (saved, *_) = too_large.saved(store, changes, synced=False)
         if commit:
             return saved.record if isinstance(saved, CallChange) else change.record

@@ -18,11 +18,11 @@ from sagaspan import semconv
 from sagaspan._call import Call, Result
 from sagaspan._clock import now_us
 from sagaspan._spans import traceparent_of
-from sagaspan.exceptions import OutcomeUnknown, RunClosed, ScopeFrozen, ToolTimeout
+from sagaspan.exceptions import ApprovalDenied, CallInProgress, OutcomeUnknown, RunClosed, ScopeFrozen, ToolTimeout
 from sagaspan.ledger import transitions
 from sagaspan.ledger.answers import Again, Answers, decide, marks
 from sagaspan.ledger.attempts import Ended, History, run_attempts
-from sagaspan.ledger.budgets import AS_RESERVED, ONLY_COUNTED, Spent, booked, spending
+from sagaspan.ledger.budgets import AS_RESERVED, ONLY_COUNTED, Spent, holds, settling
 from sagaspan.ledger.claiming import Claiming
 from sagaspan.ledger.claims import Claim, new_record, next_generation, taken_again, why_opened
 from sagaspan.ledger.extending import extend
@@ -36,7 +36,7 @@ from sagaspan.ledger.replays import scheduled
 from sagaspan.ledger.resolution import IN_DOUBT, RESENT
 from sagaspan.ledger.room import Room, wait_for_room
 from sagaspan.ledger.settling import Settling, fenced
-from sagaspan.ledger.store import CallChange, ReserveChange, Store
+from sagaspan.ledger.store import CallChange, Change, ReserveChange, Store
 from sagaspan.ledger.transitions import CallEvent
 from sagaspan.policy import Retry
 
@@ -91,21 +91,33 @@ class Ledger:
         Raises ``OutcomeUnknown`` if it may have been sent before a crash and nobody knows, ``RunClosed`` if another
         worker has the run now.
         """
-        record = call.scheduled
-        assert record is not None  # noqa: S101 - that is what a sending call is
         while True:
-            record = await call.io(self._answers.reload, record)
-            if record.state is CallState.RUNNING:
-                record, _ = await self._answers.await_owner(call, record)
-            if record.state in IN_DOUBT:
-                record = await self._answers.resolve(record, call.tool.probe, call.backend, call.span)
-            if record.state not in (CallState.SCHEDULED, CallState.FAILED, *IN_DOUBT):
-                return Result(state=record.state, outcome=semconv.OUTCOME_REPLAYED, record=record)
-            in_doubt = record.state in IN_DOUBT
-            again = await self._answers.again_in_doubt(call, record) if in_doubt else Again(record, marks(call))
-            claimed = await self._claim_scheduled(call, again)
+            answer = await self._unsent(call)
+            if isinstance(answer, Result):
+                return answer
+            claimed = await self._claim_scheduled(call, answer)
             if claimed is not None:
                 return await self._run(*claimed)
+
+    async def sent(self, call: Call) -> Result | None:
+        """What became of the deferred ``call.scheduled``; None if it is to be sent (again). Raises as ``send``."""
+        answer = await self._unsent(call)
+        return answer if isinstance(answer, Result) else None
+
+    async def _unsent(self, call: Call) -> Result | Again:
+        """The deferred ``call.scheduled`` that is to be sent, or what became of it."""
+        record = call.scheduled
+        assert record is not None  # noqa: S101 - that is what a sending call is
+        record = await call.io(self._answers.reload, record)
+        if record.state is CallState.RUNNING:
+            record, _ = await self._answers.await_owner(call, record)
+        if record.state in IN_DOUBT:
+            record = await self._answers.resolve(record, call.tool.probe, call.backend, call.span)
+        if record.state not in (CallState.SCHEDULED, CallState.FAILED, *IN_DOUBT):
+            return Result(state=record.state, outcome=semconv.OUTCOME_REPLAYED, record=record)
+        if record.state in IN_DOUBT:
+            return await self._answers.again_in_doubt(call, record)
+        return Again(record, marks(call))
 
     async def serve(self, call: Call) -> Result | None:
         """The answer of the ledger without claiming anything; None if ``call`` is to be run."""
@@ -175,14 +187,15 @@ class Ledger:
                 call=call_info(existing),
             )
         # Sent again under its key it is the same effect; run again it was spent, for all that anybody knows.
-        spent = spending(existing, ONLY_COUNTED if again.why == RESENT else AS_RESERVED)
+        so_far = ONLY_COUNTED if again.why == RESENT else AS_RESERVED
         if existing.run_id == call.run.id and existing.state is not CallState.COMPENSATED and not changed:
             call = replace(
                 call, id=existing.id, generation=existing.generation, idempotency_key=existing.idempotency_key
             )
             record, audit = taken_again(call, again)
-            change = CallChange(booked(record, spent), audit, existing.version, claims=True, run_epoch=call.run.epoch)
-            freeing: list[CallChange] = []
+            change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch)
+            change, *spent = settling(existing, change, so_far)
+            freeing = []
         else:
             call = next_generation(call, existing)
             handed_over = in_doubt and not call.tool.policy.rerunnable
@@ -194,7 +207,9 @@ class Ledger:
                 record = replace(record, created_us=min(existing.created_us, first))
             record, audit = transitions.open_call(record, why_opened(call, again.why))
             change = CallChange(record, audit, claims=True, run_epoch=call.run.epoch)
-            freeing = [CallChange(booked(freed, spent), freed_audit, existing.version)]
+            freed_change = CallChange(freed, freed_audit, existing.version)
+            freed_change, *spent = settling(existing, freed_change, so_far)
+            freeing = [freed_change]
         claimed = await self._claiming.commit(call, change, freeing=freeing, spent=spent, in_doubt=in_doubt)
         if claimed is not None:
             return call, Claim(claimed, in_doubt=in_doubt, resent=again.why == RESENT)
@@ -203,16 +218,34 @@ class Ledger:
         return None
 
     async def _claim_scheduled(self, call: Call, again: Again) -> tuple[Call, Claim] | None:
-        """Claim a deferred call for the run that sends it; None if somebody else was faster. Raises ``RunClosed``."""
-        existing = again.record
-        in_doubt = existing.state in IN_DOUBT
+        """Claim a deferred call for the run that sends it; None if somebody else was faster. Raises ``RunClosed``.
+
+        Only what it reserved when it was scheduled is reserved for this claim. A second one reserves again.
+        """
+        existing, sender = again.record, call.sent_by or call.run
+        in_doubt, first = existing.state in IN_DOUBT, existing.scheduled_seq is None
+        if not first and call.scheduled is not None and call.scheduled.scheduled_seq is None:  # nobody judged that
+            raise CallInProgress(
+                f"tool {call.tool.name!r}: another worker has begun to send the call {existing.id} meanwhile; enter "
+                "the run again",
+                call=call_info(existing),
+            )
+        if call.edited is not None:
+            raise ApprovalDenied(
+                f"tool {call.tool.name!r} was not sent: its arguments were edited, and a deferred call is sent again "
+                "only with those that it was scheduled with. Deny the request, or approve it as it is"
+            )
+        held = first and holds(existing)
         record, audit = transitions.claim_again(
             existing, owner=owner.this_process(), now_us=now_us(), traceparent=traceparent_of(call.span),
-            detail=again.why, scheduled_seq=existing.place, locks=existing.locks, reserved=existing.reserved,
-            policy=existing.policy,
+            detail=again.why, scheduled_seq=existing.place, locks=existing.locks,
+            reserved=existing.reserved if held else None, policy=call.policy or existing.policy,
         )  # fmt: skip
-        change = CallChange(record, audit, existing.version, claims=True, run_epoch=call.run.epoch, run_id=call.run.id)
-        claimed = await self._claiming.commit(call, change, in_doubt=in_doubt, scheduled=existing.reserved is not None)
+        change = CallChange(record, audit, existing.version, claims=True, run_epoch=sender.epoch, run_id=sender.id)
+        spent: list[Change] = []
+        if in_doubt:
+            change, *spent = settling(existing, change, ONLY_COUNTED if again.why == RESENT else AS_RESERVED)
+        claimed = await self._claiming.commit(call, change, spent=spent, in_doubt=in_doubt, held=held)
         if claimed is not None:
             return call, Claim(claimed, in_doubt=in_doubt, resent=again.why == RESENT)
         if not await call.io(self._limits.reload):
@@ -220,8 +253,9 @@ class Ledger:
         return None
 
     async def _check_open(self, call: Call) -> None:
-        run = await call.io(self._store.get_run, call.run.namespace, call.run.id)
-        if run is None or run.epoch != call.run.epoch or run.state is not RunState.RUNNING:
+        sender = call.sent_by or call.run
+        run = await call.io(self._store.get_run, sender.namespace, sender.id)
+        if run is None or run.epoch != sender.epoch or run.state is not RunState.RUNNING:
             raise _closed(call)
 
     def _find(self, call: Call) -> CallRecord | None:
@@ -244,12 +278,11 @@ class Ledger:
 
         try:
             retry = call.tool.policy.retry or ONCE
-            dedupes = call.tool.policy.downstream_dedupes_for is not None
             ended = await run_attempts(
                 call,
                 retry=retry,
                 next_attempt=next_attempt,
-                late=self._settling.late(claim, dedupes),
+                late=self._settling.late(call, claim),
                 gone=self._settling.gone(claim),
                 save_mark=lambda: self._settling.save_mark(call, claim),
                 history=History(
@@ -309,8 +342,8 @@ class Ledger:
 
 
 def _closed(call: Call) -> RunClosed:
+    run = call.sent_by or call.run
     return RunClosed(
-        f"the run {call.run.id!r} takes no new calls: it has ended or was taken over; tool {call.tool.name!r} "
-        "did not run",
-        status=str(call.run.state),
+        f"the run {run.id!r} takes no new calls: it has ended or was taken over; tool {call.tool.name!r} did not run",
+        status=str(run.state),
     )

@@ -142,6 +142,31 @@ class Limits:
             self._take(version, BudgetBook(by_pattern, source="limits", checked=False), freezes)
         return version != (known if since is None else since)
 
+    def purse_of(self, run: RunRecord, given: Purse) -> Purse:
+        """The budgets of ``run`` and of those it is nested in: as ``given`` here, else as its calls found them last.
+
+        What a run was given is known only where it was entered, but its rows keep the caps.
+        """
+        known, purse = dict(given), []
+        inside: RunRecord | None = run
+        while inside is not None:
+            scope = f"run:{inside.id}"
+            purse.append((scope, known.get(scope) or self._on_record(scope)))
+            outer = inside.parent_id
+            inside = None if outer is None else self._store.get_run(self._namespace, outer)
+        return tuple(purse)
+
+    def _on_record(self, scope: str) -> tuple[Budget, ...]:
+        rows = sorted(self._store.budgets(self._namespace, scope), key=lambda row: row.start_us)
+        found = {
+            (row.unit, row.window): Budget(
+                limit=row.cap or 0, unit=Unit(row.unit), window=Window(row.window) if row.window else None,
+                hard=row.cap is not None, soft=(),
+            )
+            for row in rows
+        }  # fmt: skip
+        return tuple(found.values())
+
     def of(self, scope: str, own: tuple[Budget, ...] = ()) -> tuple[Budget, ...]:
         """The budgets of a scope: those that operators set, that the guard declares, and its ``own`` (of a run)."""
         known = self._known
@@ -238,7 +263,7 @@ class Limits:
         ``BudgetExceeded`` or ``StoreError``.
         """
         self.check_frozen(call)
-        for change in self.reservations(call, now_us()):
+        for change in self.reservations(call, now_us(), begins=call.scheduled is None):
             used = self._store.budget(change.record)
             cap = change.record.cap
             if cap is None or used.spent + used.overdraft + used.reserved + change.amount <= cap:

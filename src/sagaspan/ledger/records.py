@@ -304,6 +304,10 @@ class LockRecord:
     version: int = 1
 
 
+OWN: Final = "call"
+"""The scope of a call's own account: what it may cost, and what it did. No budget has it."""
+
+
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRecord:

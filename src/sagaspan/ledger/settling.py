@@ -43,7 +43,7 @@ class Settling:
         self._store = store
         self._lease = lease
         self._limits = limits
-        self.leftovers: dict[str, tuple[list[Change], CallRecord, Ended]] = {}
+        self.leftovers: dict[str, tuple[Sequence[Change], CallRecord, Ended, Spent | None]] = {}
         self._lock = fork.new_lock()
         lease.settle = self.settle_leftovers
         lease.forked.append(self.leftovers.clear)
@@ -51,9 +51,9 @@ class Settling:
     def settle_leftovers(self) -> None:
         """Save what could not be recorded when it ended; raises ``StoreError`` if it still cannot."""
         with once(self._lock, "what could not be recorded before"):
-            for call_id, (changes, record, ended) in list(self.leftovers.items()):
+            for call_id, (changes, record, ended, spent) in list(self.leftovers.items()):
                 if not too_large.saved(self._store, changes, synced=False)[0]:
-                    self._settle_taken_over(record, ended)
+                    self._settle_taken_over(record, ended, spent)
                 del self.leftovers[call_id]
                 owner.drop(call_id)
 
@@ -72,8 +72,9 @@ class Settling:
             **outcome(ended),
             **({"reserved": None} if undecided or spent is not None else {}),
         )
-        spent = spent or spent_by(call, after, ended.value)
-        changes = settling(record, CallChange(after, audit, record.version), spent)
+        if spent is None and after.state is CallState.DONE:
+            spent = spent_by(call, after, ended.value)
+        changes: Sequence[Change] = settling(record, CallChange(after, audit, record.version), spent)
         if self._limits.marks_soft:
             changes = marked(call, self._limits, changes)
         after = _booked_in(changes, after)
@@ -81,7 +82,7 @@ class Settling:
             commit, saved = too_large.saved(self._store, changes, synced=False)
             after = _booked_in(saved, after)
             if not commit:
-                after = self._settle_taken_over(record, ended)
+                after = self._settle_taken_over(record, ended, spent)
             elif commit.used:
                 tell(call, self._limits, changes, commit.used)
         except StoreError as problem:
@@ -90,7 +91,7 @@ class Settling:
                 "call %s of tool %r ended but could not be recorded yet (%s); it is kept, and written as soon as the "
                 "ledger can be; do not repeat it", record.id, record.tool, type(problem.__cause__ or problem).__name__,
             )  # fmt: skip
-            self.leftovers[record.id] = changes, after, ended
+            self.leftovers[record.id] = changes, after, ended, spent
             self._lease.hurry()
         for step in claim.settled():
             step()
@@ -108,21 +109,24 @@ class Settling:
             raise fenced(call, claim.record)
         claim.record = after
 
-    def _settle_taken_over(self, record: CallRecord, ended: Ended) -> CallRecord:
+    def _settle_taken_over(self, record: CallRecord, ended: Ended, spent: Spent | None) -> CallRecord:
         """Somebody judged us dead meanwhile: a result is evidence, anything else changes nothing.
 
         Returns what is on record now: what was not written has the version of what was, and would pass for it.
         """
         if ended.state is CallState.DONE:
-            self._settle_late(record, ended.value, given_up=False, dedupes=False)
+            self._settle_late(record, ended.value, spent, given_up=False, dedupes=False)
         return self._store.get_call(record.id) or record
 
-    def late(self, claim: Claim, dedupes: bool) -> Callable[[Any], None]:
+    def late(self, call: Call, claim: Claim) -> Callable[[Any], None]:
         """Told of a result that came after its call was given up: it is evidence once the call is settled."""
+
+        dedupes = call.tool.policy.downstream_dedupes_for is not None
 
         def arrived(value: Any) -> None:
             def settle() -> None:
-                self._settle_late(claim.record, value, given_up=True, dedupes=dedupes)
+                spent = spent_by(call, claim.record, value)
+                self._settle_late(claim.record, value, spent, given_up=True, dedupes=dedupes)
 
             if not claim.keep(settle):
                 settle()
@@ -144,9 +148,11 @@ class Settling:
 
         return ended
 
-    def _settle_late(self, record: CallRecord, value: Any, *, given_up: bool, dedupes: bool) -> None:
+    def _settle_late(
+        self, record: CallRecord, value: Any, spent: Spent | None, *, given_up: bool, dedupes: bool
+    ) -> None:
         try:
-            record_late_result(self._store, record, value, given_up=given_up, dedupes=dedupes)
+            record_late_result(self._store, record, value, spent, given_up=given_up, dedupes=dedupes)
         except StoreError:
             _log.exception("the late result of call %s could not be recorded; it stays unknown", record.id)
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from sagaspan import _clock as clock
 from sagaspan.ledger import chain
-from sagaspan.ledger.records import AuditRow, CallRecord
+from sagaspan.ledger.records import OWN, AuditRow, CallRecord
 from sagaspan.ledger.store import Family, Forgotten
 from sagaspan.scopes import scope_of_run, scope_of_tool_in_run
 from sagaspan.stores._reading import OPEN, SqlReads, marks
@@ -186,8 +186,9 @@ class SqlForgets(SqlReads, Generic[C]):
         """What they spent stays spent, and is booked as forgotten; in the order in which commits take budgets."""
         amounts: Counter[tuple[Any, ...]] = Counter()
         for call in calls:
-            for *budget, amount in _entries(call):
-                amounts[(call.namespace, *budget)] += amount
+            for scope, unit, window, start_us, amount, *_ in _entries(call):
+                if scope != OWN:
+                    amounts[call.namespace, scope, unit, window, start_us] += amount
         for name, amount in sorted(amounts.items()):
             self._do(connection, _BOOK, (amount, *name))
 

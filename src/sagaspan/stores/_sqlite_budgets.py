@@ -88,10 +88,10 @@ insert into rates (namespace, name, arrival_ns) values (?1, ?2, ?3 + ?4)
 _ENTRIES: Final = """
 select c.namespace, json_extract(value, '$[0]') as scope, json_extract(value, '$[1]') as unit,
        json_extract(value, '$[2]') as window, json_extract(value, '$[3]') as start_us,
-       sum(json_extract(value, '$[4]')) as amount
+       sum(json_extract(value, '$[4]')) as amount, {call} as call_id
   from calls c, json_each(c.{column})
  where c.{column} is not null and json_valid(c.{column}) and {which}
- group by 1, 2, 3, 4, 5
+ group by 1, 2, 3, 4, 5, 7
 """
 
 KINDS: Final = (ReserveChange, UsageChange, LimitChange, CarryChange, LoopChange, RateChange, FreezeChange)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from sagaspan.ledger.records import BudgetRecord
+from sagaspan._frozen import replaced
+from sagaspan.amounts import Unit
+from sagaspan.ledger.records import OWN, BudgetRecord
 from sagaspan.ledger.store import Booked
 from sagaspan.stores import _columns as columns
 
@@ -14,7 +16,17 @@ _KINDS: Final = {
     "run": "c.run_id", "agent": "coalesce(u.agent, r.agent)", "user": "r.user", "tenant": "r.tenant", "tool": "c.tool",
     "model": "u.model",
 }  # fmt: skip
-_CLAIMED: Final = "c.phase = 'forward' and c.state not in ('refused', 'scheduled', 'awaiting_approval')"
+_APART: Final = """
+select e.namespace, e.call_id, e.amount, coalesce(u.cost, 0)
+  from ({entries}) e left join "usage" u on u.call_id = e.call_id
+ where e.scope = ? and e.amount <> coalesce(u.cost, 0)
+ order by 1, 2
+"""
+"""The calls of which ``usage`` says another cost than they do themselves."""
+_CLAIMED: Final = (
+    "c.phase = 'forward' and (c.state not in ('refused', 'scheduled', 'awaiting_approval') or u.cost is not null)"
+)
+"""What was claimed; a call that is scheduled once more may have cost something before."""
 
 
 def usage_query(
@@ -59,21 +71,32 @@ def booked(
 ) -> list[Booked]:
     """See ``Store.booked_by_calls``; within a snapshot.
 
-    ``entries``: the query for what calls say of budgets, by the ``{column}`` in which they do and ``{which}`` calls;
-    ``accounts``: the table in which they are counted.
+    ``entries``: the query for what calls say of budgets, by the ``{column}`` in which they do, of ``{which}`` calls,
+    each ``{call}`` apart; ``accounts``: the table in which they are counted.
     """
     condition, of = ("true", ()) if namespace is None else ("{}namespace = ?", (namespace,))
     budgets = ", ".join(f'"{name}"' for name in columns.BUDGET_COLUMNS)
     rows = fetch(f"select {budgets} from {accounts} where {condition.format('')}", of)  # noqa: S608
+    which = condition.format("c.")
     held, spent = (
-        {tuple(row[:5]): int(row[5]) for row in fetch(entries.format(column=column, which=condition.format("c.")), of)}
+        {
+            tuple(row[:5]): int(row[5])
+            for row in fetch(entries.format(column=column, which=which, call="''"), of) if row[1] != OWN
+        }
         for column in ("reserved", "spent")
-    )
+    )  # fmt: skip
+    apart = fetch(_APART.format(entries=entries.format(column="spent", which=which, call="c.id")), (*of, OWN))
     counted: dict[Name, BudgetRecord] = {columns.budget_name(row): row for row in map(columns.budget_record, rows)}
     return [
         Booked(_named(name), counted.get(name), held.get(name, 0), spent.get(name, 0))
         for name in sorted({*counted, *held, *spent})
-    ]
+    ] + [_apart(*row) for row in apart]
+
+
+def _apart(namespace: str, call_id: str, cost: int, usage: int) -> Booked:
+    """A call of which ``usage`` says another cost than its own account."""
+    name = BudgetRecord(namespace=namespace, scope=f"{OWN}:{call_id}", unit=Unit.USD)
+    return Booked(name, replaced(name, spent=int(usage)), 0, int(cost))
 
 
 def _named(name: Name) -> BudgetRecord:

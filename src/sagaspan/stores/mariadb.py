@@ -47,14 +47,15 @@ _PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?)"
 _HOLD: Final = "select n from places where n = ? for update"
 _SHARE: Final = "select n from places where n = ? lock in share mode"
 _ENTRIES: Final = """
-select c.namespace, e.scope, e.unit, e."window", e.start_us, cast(sum(e.amount) as signed) as amount
+select c.namespace, e.scope, e.unit, e."window", e.start_us, cast(sum(e.amount) as signed) as amount,
+       {call} as call_id
   from (select namespace, id, run_id, version, {column} as entries from calls
          where {column} like '[%' and json_valid({column})) as c,
        json_table(c.entries, '$[*]' columns (
          scope varchar(600) path '$[0]', unit varchar(30) path '$[1]', "window" varchar(30) path '$[2]',
          start_us bigint path '$[3]', amount bigint path '$[4]')) as e
  where {which}
- group by c.namespace, binary e.scope, binary e.unit, binary e."window", e.start_us
+ group by c.namespace, binary e.scope, binary e.unit, binary e."window", e.start_us, {call}
 """
 
 

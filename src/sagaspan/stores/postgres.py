@@ -40,10 +40,11 @@ _PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?) 
 _HOLD: Final = f"select pg_advisory_xact_lock({schema.RUN.format(namespace='?::text', run='?::text')})"
 _ENTRIES: Final = """
 select c.namespace, e.value->>0 as scope, e.value->>1 as unit, e.value->>2 as "window",
-       (e.value->>3)::bigint as start_us, sum((e.value->>4)::bigint)::bigint as amount
+       (e.value->>3)::bigint as start_us, sum((e.value->>4)::bigint)::bigint as amount,
+       {call} as call_id
   from calls c cross join lateral jsonb_array_elements(c.{column}::jsonb) as e (value)
  where c.{column} like '[%' and {which}
- group by 1, 2, 3, 4, 5
+ group by 1, 2, 3, 4, 5, 7
 """
 
 

@@ -28,6 +28,7 @@ _SETTLING = "src/sagaspan/ledger/settling.py"
 _EXTENDING = "src/sagaspan/ledger/extending.py"
 _MAKING = "src/sagaspan/_making.py"
 _SCOPES = "tests/test_scopes.py::"
+_BOOKS = "src/sagaspan/ledger/budgets.py"
 _OPENING = "src/sagaspan/_opening.py"
 
 _HOLDING = "tests/ledger/test_holding.py::"
@@ -35,6 +36,7 @@ _ROOM = "tests/ledger/test_room.py::"
 _LLM_ROOM = "tests/llm/test_room.py::"
 _BUDGETS = "tests/ledger/test_budgets.py::"
 _ACCOUNTS = "tests/test_accounts.py::"
+_DEFERRED = "tests/test_deferred.py::"
 _TARIFFS = "tests/llm/test_tariff.py::"
 _PRICE = "tests/llm/test_prices.py::"
 _USAGE = "tests/llm/test_responses.py::"
@@ -90,8 +92,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 5",
         rule="Every call keeps what it spent, so that the books can be made anew.",
         file="src/sagaspan/ledger/budgets.py",
-        old="    return [replaced(change, record=booked(change.record, spends)), *usage, *spends]\n",
-        new="    return [change, *usage, *spends]\n",
+        old="record = replaced(change.record, spent=_written(self._taken))",
+        new="record = change.record",
         tests=(_ACCOUNTS + "test_the_books_agree",),
     ),
     Rule(
@@ -388,8 +390,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(c) 6",
         rule="What a stream was extended by lies in its record.",
         file=_EXTENDING,
-        old="now_us(), reserved=reserving_more(record, reserves))",
-        new="now_us())",
+        old="now_us(), reserved=reserving_more(record, reserves, more)\n",
+        new="now_us()\n",
         tests=(_CUT + "test_a_stream_is_extended_while_there_is_budget",),
     ),
     Rule(
@@ -763,5 +765,45 @@ RULES: Final[tuple[Rule, ...]] = (
         old="(record, user=over.user, tenant=over.tenant,",
         new="(record, user=None, tenant=over.tenant,",
         tests=("tests/llm/test_metering.py::test_a_replay_of_a_completed_run_is_paid_for_by_the_same_people",),
+    ),
+    Rule(
+        section="(c) 2",
+        rule="A deferred call that is sent a second time reserves again.",
+        file=_LEDGER,
+        old="held = first and holds(existing)",
+        new="held = True",
+        tests=(_DEFERRED + "test_each_second_sending_is_reserved",),
+    ),
+    Rule(
+        section="(c) 4",
+        rule="What evidence settles is in the usage of its call.",
+        file=_BOOKS,
+        old="usage = usage or (_usage_of(before) if own else None)",
+        new="pass",
+        tests=(_BUDGETS + "test_what_evidence_settles_is_in_usage_too",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="What gave its reservation back and happened after all is spent.",
+        file=_BOOKS,
+        old="        books.take_again(attempt, epoch)\n",
+        new="        pass\n",
+        tests=(_BUDGETS + "test_a_late_result_of_what_did_not_happen_is_spent",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="What is undone in doubt keeps no reservation.",
+        file="src/sagaspan/_rollback.py",
+        old="        begun, *books = settling(step, CallChange(after, audit, step.version))\n",
+        new="        begun, *books = (CallChange(after, audit, step.version),)\n",
+        tests=(_BUDGETS + "test_what_is_undone_in_doubt_is_spent",),
+    ),
+    Rule(
+        section="(c) 5",
+        rule="Each call says what it cost, so that fsck finds what usage says otherwise.",
+        file="src/sagaspan/stores/_usage.py",
+        old=" + [_apart(*row) for row in apart]",
+        new="",
+        tests=(_BUDGETS + "test_fsck_compares_what_usage_says",),
     ),
 )

@@ -103,7 +103,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 6",
         rule="What was deferred and is frozen is not given up, also where nothing rests on it.",
         file=_COMPLETION,
-        old=" and not isinstance(stopped.error, ScopeFrozen)",
+        old=" and not stopped.refused",
         new="",
         tests=(_FREEZES + "test_what_was_deferred_is_not_sent",),
     ),
@@ -237,5 +237,16 @@ RULES: Final[tuple[Rule, ...]] = (
         old="    if value == 0 and value is not False:\n",
         new="    if False:\n",
         tests=("tests/test_policy.py::test_wrong_fields_are_refused_in_plain_words",),
+    ),
+    Rule(
+        section="(d) 2",
+        rule="A deferred call that is sent a second time is judged again: by the rules, its budgets and who approves.",
+        file="src/sagaspan/_engine.py",
+        old="send = self._sending_again if again else self._sending",
+        new="send = self._sending",
+        tests=(
+            "tests/test_deferred.py::test_a_second_sending_obeys_the_rules_of_now",
+            "tests/test_deferred.py::test_a_second_sending_needs_an_approval_of_its_own",
+        ),
     ),
 )

@@ -59,8 +59,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 7",
         rule="What a fenced worker could not write is not taken for what is on record.",
         file=_SETTLING,
-        old="                after = self._settle_taken_over(record, ended)",
-        new="                self._settle_taken_over(record, ended)",
+        old="                after = self._settle_taken_over(record, ended, spent)",
+        new="                self._settle_taken_over(record, ended, spent)",
         tests=(_DEFERRED + "test_a_worker_that_was_taken_over_gives_up_nothing",),
     ),
     Rule(
@@ -267,8 +267,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 5",
         rule="An undo is claimed on disk with its step, so that of two rollbacks one is refused.",
         file=_ROLLBACK,
-        old="            self._save_locked(step, [compensating, *changes])\n",
-        new="            self._store.commit([compensating, *changes], synced=True)\n",
+        old="            self._save_locked(step, [begun, *books, *changes])\n",
+        new="            self._store.commit([begun, *books, *changes], synced=True)\n",
         tests=("tests/test_undo.py::TestWholeRuns::test_two_that_undo_one_step_at_the_same_moment",),
     ),
     Rule(
@@ -751,8 +751,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 7",
         rule="A worker that lost its run to another sends nothing more.",
         file=_LEDGER,
-        old="claims=True, run_epoch=call.run.epoch, run_id=call.run.id)",
-        new="claims=False, run_epoch=call.run.epoch, run_id=call.run.id)",
+        old="claims=True, run_epoch=sender.epoch, run_id=sender.id)",
+        new="claims=False, run_epoch=sender.epoch, run_id=sender.id)",
         tests=(_DEFERRED + "test_a_worker_that_was_taken_over_sends_nothing_more",),
     ),
     Rule(
