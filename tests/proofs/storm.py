@@ -9,7 +9,8 @@
 One pass for each kind of provider (see ``storm_provider``), and one without the library: the control arm. Workers take
 orders from a queue that delivers at least once, while others are killed (SIGKILL), or stopped and woken again;
 recoverers run beside, and are killed too. A third of the workers is in containers, where nobody can prove a death. A
-person looks at the provider's books and says what became of what needs one.
+person looks at the provider's books and says what became of what needs one. On SQLite each of them drops the locks of
+its process again and again, and a visitor opens and closes the ledger.
 
 It fails unless, with the library, no step of an order was in force twice and none was undone before it was done; every
 order is shipped, or undone if it was declined; every doubt on record was decided, and by what; the budget has each
@@ -51,6 +52,7 @@ from tests.proofs.storm_worker import (
     look_at_everything,
     person,
     recoverer,
+    visitor,
     worker,
     worker_without,
 )
@@ -215,6 +217,8 @@ def _start(processes: Processes, place: Place, arm: str, workers: int) -> list[i
         processes.start(worker(place, is_async=number % 2 == 1, elsewhere=elsewhere))
     for _ in range(RECOVERERS):
         processes.start(recoverer(place))
+    if place.store.startswith("sqlite:"):
+        processes.start(visitor(place))
     return [fork(place.folder, person(place))]
 
 

@@ -20,6 +20,7 @@ from typing import Final
 from sagaspan import CallInfo, Guard, SagaspanError, StoreUnavailable
 from sagaspan import _owner as owner
 from sagaspan.ledger.resolution import going_on
+from sagaspan.stores import connect
 from tests.proofs.storm_provider import UNDO, Client
 from tests.proofs.storm_shop import Shop, work_without
 
@@ -48,6 +49,11 @@ class Place:
     def guard(self) -> Guard:
         """A guard of its own on the ledger."""
         return Guard(self.store, budgets=BUDGETS)
+
+    def back_up_badly(self) -> None:
+        """Open and close the ledger's file, as a backup agent in this process does: SQLite's locks of it are gone."""
+        if self.store.startswith("sqlite:///"):
+            Path(self.store.removeprefix("sqlite:///")).open("rb").close()
 
 
 class Queue:
@@ -146,6 +152,7 @@ def worker(place: Place, *, is_async: bool, elsewhere: str | None) -> Callable[[
         with place.guard() as guard:
             shop = Shop(guard, place.client, place.kind, is_async=is_async)
             for _ in _while_there_is_work(queue, 0.0):
+                place.back_up_badly()
                 order = queue.take()
                 if order is None:
                     time.sleep(0.05)
@@ -183,8 +190,20 @@ def recoverer(place: Place) -> Callable[[], None]:
         with place.guard() as guard:
             Shop(guard, place.client, place.kind)
             for _ in _while_there_is_work(Queue(place.folder), 0.25):
+                place.back_up_badly()
                 with contextlib.suppress(SagaspanError):
                     guard.recover()
+
+    return job
+
+
+def visitor(place: Place) -> Callable[[], None]:
+    """Open the ledger, look, and close it again, as each command line does: maybe as its last user."""
+
+    def job() -> None:
+        for _ in _while_there_is_work(Queue(place.folder), 0.1):
+            with contextlib.suppress(StoreUnavailable), contextlib.closing(connect(place.store)) as store:
+                store.namespaces()
 
     return job
 
@@ -199,6 +218,7 @@ def person(place: Place) -> Callable[[], None]:
         with place.guard() as guard:
             Shop(guard, place.client, place.kind)
             for _ in _while_there_is_work(Queue(place.folder), 0.25):
+                place.back_up_badly()
                 with contextlib.suppress(StoreUnavailable):
                     look_at_everything(guard, place.client)
 

@@ -35,6 +35,7 @@ _COMMANDS = {
     "audit": ("audit", "Whether the audit trail is as it was written: verify, export."),
     "sql": ("sql", "SQL over the exported traces and the ledger."),
     "migrate": ("migrate", "Make a ledger on a server, or bring a ledger to this version; --check only looks."),
+    "backup": ("backup", "Write a verified copy of a SQLite ledger while agents run."),
     "prune": ("prune", "Forget runs and calls that were settled long ago."),
     "doctor": ("doctor", "What is installed, where everything is, and whether it is well."),
 }

@@ -35,7 +35,9 @@ from sagaspan.stores._mounts import MOUNTINFO, refuse_network_files
 from sagaspan.stores._reading import marks
 from sagaspan.stores._sleeping import Sleeper
 from sagaspan.stores._sqlite_audit import Chains
+from sagaspan.stores._sqlite_backup import Backup, Progress, copy_ledger
 from sagaspan.stores._sqlite_changes import save_all
+from sagaspan.stores._sqlite_files import LedgerFiles
 from sagaspan.stores._sqlite_flushing import Flushing
 
 R = TypeVar("R")
@@ -53,7 +55,7 @@ FORK_SECONDS: Final = 15.0
 
 _stores: Final[weakref.WeakSet[SqliteStore]] = weakref.WeakSet()
 _forking: Final = threading.local()
-_inherited: Final[list[sqlite3.Connection]] = []
+_inherited: Final[list[tuple[LedgerFiles, sqlite3.Connection]]] = []
 """Connections that could not be closed before a fork: a child must not touch them, not even to close them."""
 
 
@@ -88,6 +90,7 @@ insert into owners ({", ".join(columns.LEASE_COLUMNS)}) values ({marks(columns.L
 """  # noqa: S608
 _PUT_FACT: Final = "insert into facts (namespace, name, value) values (?, ?, ?) on conflict do nothing"
 _CHECKPOINT: Final = "pragma wal_checkpoint(passive)"
+_IMMUTABLE: Final = "?immutable=1"
 _CHANGE_FACT: Final = "update facts set value = ? where namespace = ? and name = ? and value = ?"
 
 _EVERYBODY_S: Final = (sqlite3.OperationalError,)
@@ -137,6 +140,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         self.url = f"sqlite:///{path}"
         self.seal = Seal(self)
         self._migrate = migrate == "auto"
+        self._any_schema = False
         self._always_sync = durability == "full"
         self._never_sync = durability == "off"  # for tests: survives its process, not a power cut
         self._create = create
@@ -146,8 +150,8 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         self._queue: deque[_Request] = deque()
         self._chains = Chains()
         self._flushing = Flushing(path)
+        self._files = LedgerFiles(path)
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
         self._usable = True
         self._done: list[str] = []
         _stores.add(self)
@@ -170,8 +174,8 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         self._flushing.begin()
         self._usable = closed
         if self._connection is not None:
-            _inherited.append(self._connection)
-            self._connection = None
+            _inherited.append((self._files, self._connection))
+            self._connection, self._files = None, LedgerFiles(self.path)
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -239,7 +243,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         if not batch:
             return
         try:
-            _write(connection, batch, self._chains, self._flushing, str(self.path))
+            _write(connection, batch, self._chains, self._flushing, self._files, str(self.path))
         except (sqlite3.Error, ValueError, OverflowError) as error:
             if len(batch) > 1 and not isinstance(error, _EVERYBODY_S):
                 for request in batch:  # what is wrong with one of them is no matter of the others
@@ -272,6 +276,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Any other failure leaves the log as it was, and what is in it as safe: it is only longer at the next try."""
+        self._files.check()
         try:
             connection.execute(_CHECKPOINT).fetchall()
         except sqlite3.Error as error:
@@ -284,6 +289,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         def put(connection: sqlite3.Connection) -> bool:
             self._begin(connection)
             self._flushing.check()
+            self._files.check()
             connection.execute("pragma synchronous = full")
             if expected is None:
                 saved = connection.execute(_PUT_FACT, (namespace, name, value))
@@ -294,14 +300,14 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         return self._with(put)
 
     def renew(self, lease: LeaseRecord) -> None:
-        """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its file.
+        """Save a lease under its owner; see ``Store.renew``. Every third of a lease it also looks for its files.
 
         After a flush that failed, too: it says that this process lives, as it does, and no disk has to know it. Without
         it others would take over what still runs.
         """
 
         def save(connection: sqlite3.Connection) -> None:
-            self._check_in_place()
+            self._files.check()
             self._begin(connection)
             connection.execute("pragma synchronous = normal")
             connection.execute(_RENEW, columns.lease_values(lease))
@@ -350,6 +356,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         """Write the file anew without its free pages; writers wait meanwhile."""
 
         def write_anew(connection: sqlite3.Connection) -> None:
+            self._files.check()
             connection.execute("vacuum")
             connection.execute("pragma wal_checkpoint(truncate)")  # the whole file went through the WAL
 
@@ -363,6 +370,21 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
             return self._with(lambda _: self._done)
         finally:
             self._migrate = before
+
+    def back_up(self, file: Path, *, overwrite: bool = False, progress: Progress = lambda *_: None) -> Backup:
+        """Write a verified copy of this moment to ``file``, also of a ledger of another version.
+
+        Others read and write meanwhile; those who use this store wait.
+        """
+        self.close()
+        self._any_schema = True
+        try:
+            return self._with(
+                lambda connection: copy_ledger(connection, self.path, file, overwrite=overwrite, progress=progress)
+            )
+        finally:
+            self.close()
+            self._any_schema = False
 
     def describe(self) -> dict[str, str | int]:
         """Facts for ``sagaspan doctor``."""
@@ -383,13 +405,12 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
         """Close the connection; the next use opens it again."""
         with once(self._lock, self), self._in_use:
             self._close()
-            self._file = None
+            self._files.forget()
         self._wake_next()
 
     def _close(self) -> None:
         self._flushing.close()
-        if self._connection is not None:
-            self._connection.close()
+        self._files.close()
         self._connection = None
 
     # -- the connection ------------------------------------------------------------------------------------
@@ -402,6 +423,7 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
 
         def written(connection: sqlite3.Connection) -> R:
             self._begin(connection)
+            self._files.check()
             connection.execute("pragma synchronous = normal")
             try:
                 connection.execute("begin immediate")
@@ -444,19 +466,11 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
             with contextlib.suppress(IndexError):  # somebody has taken it meanwhile
                 self._queue[0].wake()
 
-    def _check_in_place(self) -> None:
-        """SQLite goes on writing to a file that was deleted or replaced: what is claimed there protects nothing."""
-        if _identity(self.path) != self._file:
-            raise StoreUnavailable(
-                f"the ledger {self.path} was moved, deleted or replaced while it was in use; put it back, or start "
-                "this process again (nothing was started)"
-            )
-
     def _address(self) -> str:
         """The file as SQLite opens it: one that is only read, and lies where nothing can be written, as it is."""
         beside = Path(f"{self.path}-wal")
         immutable = not self._create and not os.access(self.path.parent, os.W_OK) and not beside.exists()
-        return f"{self.path.as_uri()}?immutable=1" if immutable else self.path.as_uri()
+        return f"{self.path.as_uri()}{_IMMUTABLE}" if immutable else self.path.as_uri()
 
     def _open(self) -> sqlite3.Connection:
         if not self._usable:
@@ -464,12 +478,13 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
                 f"this process was forked while its parent was in the middle of the ledger {self.path}, and cannot use "
                 "it; fork while nothing is being written, or start processes with spawn"
             )
-        if self._file is not None:  # closed for a fork, not by its user: it must still be the same file
-            self._check_in_place()
+        self._files.refuse_another()
         refuse_network_files(self.path, self._mountinfo)
         self._prepare_file()
+        address = self._address()
+        self._files.open(patience=BUSY_SECONDS)
         connection = sqlite3.connect(
-            self._address(),
+            address,
             uri=True,
             timeout=BUSY_SECONDS,
             isolation_level=None,
@@ -477,18 +492,20 @@ class SqliteStore(SqlForgets[sqlite3.Connection]):
             cached_statements=64,
         )
         try:
-            current_version(connection, str(self.path))  # before anything is written to what may not be ours
+            version = current_version(connection, str(self.path))  # before anything is written to what may not be ours
             _write_ahead(connection)
-            self._done = migrate(connection, str(self.path), apply=self._migrate)
+            self._files.hold(connection, has_log=not address.endswith(_IMMUTABLE))
+            if not (version and self._any_schema):
+                self._done = migrate(connection, str(self.path), apply=self._migrate)
             if self._flushing.open():
                 connection.execute("pragma wal_autocheckpoint = 0")
             if self._create and not self._never_sync:
                 self._prime(connection)
         except BaseException:
             self._flushing.close()
+            self._files.close()
             connection.close()
             raise
-        self._file = _identity(self.path)
         self._chains.forget()
         return connection
 
@@ -539,14 +556,6 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             return
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _fetch(connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[Any]:
     try:
         return connection.execute(query, values).fetchall()
@@ -566,9 +575,13 @@ def _fetch_damaged(connection: sqlite3.Connection, query: str, values: Sequence[
 
 
 def _write(
-    connection: sqlite3.Connection, batch: Sequence[_Request], chains: Chains, flushing: Flushing, where: str
-) -> None:
-    """Write a batch in one transaction; each request in it is still all or nothing."""
+    connection: sqlite3.Connection, batch: Sequence[_Request], chains: Chains, flushing: Flushing, files: LedgerFiles,
+    where: str,
+) -> None:  # fmt: skip
+    """Write a batch in one transaction; each request in it is still all or nothing.
+
+    What is not synced is also not written to files that were replaced: it would overwrite commits of others there.
+    """
     execute = connection.execute
     synced = True in [request.synced for request in batch]
     flushed_later = synced and flushing.is_crowded
@@ -582,7 +595,13 @@ def _write(
             results = [save_all(connection, batch[0].changes, chains)]
         else:
             results = [_save_apart(connection, request, chains) for request in batch]
-        execute("commit" if any(results) else "rollback")
+        if any(results):
+            files.check(synced=synced)
+            execute("commit")
+            if synced:
+                files.check()
+        else:
+            execute("rollback")
         _end(batch, results, flushing, flushed_later)
     except BaseException as error:
         chains.forget()

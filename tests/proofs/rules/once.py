@@ -13,6 +13,7 @@ _RESOLUTION = "src/sagaspan/ledger/resolution.py"
 _JUDGEMENT = "src/sagaspan/ledger/judgement.py"
 _LEASES = "src/sagaspan/ledger/leases.py"
 _SQLITE = "src/sagaspan/stores/sqlite.py"
+_SQLITE_FILES = "src/sagaspan/stores/_sqlite_files.py"
 _SQLITE_CHANGES = "src/sagaspan/stores/_sqlite_changes.py"
 _OWNER = "src/sagaspan/_owner.py"
 _OUTCOME = "src/sagaspan/_outcome.py"
@@ -39,6 +40,7 @@ _SENDING = "tests/ledger/test_sending.py::"
 _CLOCKS = "tests/ledger/test_clocks.py::"
 _CRASHES = "tests/faults/test_crashes.py::"
 _FORKS = "tests/faults/test_forks.py::"
+_SIDES = "tests/faults/test_side_files.py::"
 _LEASE = "tests/faults/test_leases.py::"
 _RUNS = "tests/test_runs.py::"
 _STORE = "tests/stores/test_sqlite.py::"
@@ -71,6 +73,38 @@ RULES: Final[tuple[Rule, ...]] = (
         old='level = "full" if synced and not flushed_later else "normal"',
         new='level = "normal"',
         tests=(_STORE + "test_what_is_synced_and_what_is_not",),
+    ),
+    Rule(
+        section="2",
+        rule="A commit is refused if the files that SQLite has open are not those of the ledger any more.",
+        file=_SQLITE,
+        old="            files.check(synced=synced)\n",
+        new="",
+        tests=(_SIDES + "test_a_program_whose_side_files_are_gone_claims_nothing_more",),
+    ),
+    Rule(
+        section="2",
+        rule="A claim is none if its files were replaced while it was committed.",
+        file=_SQLITE,
+        old="            if synced:\n                files.check()\n",
+        new="",
+        tests=(_SIDES + "test_a_claim_whose_log_is_deleted_in_its_commit_does_not_run",),
+    ),
+    Rule(
+        section="2",
+        rule="The log of a process stays, though SQLite's locks of that process were dropped.",
+        file=_SQLITE_FILES,
+        old="            self._lock(self._held, _READ)\n",
+        new="            pass\n",
+        tests=(_SIDES + "test_who_closes_a_copied_ledger_leaves_the_log_to_its_program",),
+    ),
+    Rule(
+        section="2",
+        rule="No second log or index is begun beside one that was deleted.",
+        file=_SQLITE_FILES,
+        old="                self._refuse_torn(self._held, clock.monotonic() + patience)\n",
+        new="                pass\n",
+        tests=(_SIDES + "test_the_ledger_is_not_opened_beside_a_program_whose_side_file_was_deleted",),
     ),
     Rule(
         section="2",
