@@ -95,12 +95,15 @@ def test_a_gated_tool_in_a_lost_thread_does_not_run(
     strict: Guard, world: World, pay: BaseTool, place: Callable[..., None]
 ) -> None:
     """The original object is not what runs there, although nothing of the context is."""
+    told: list[str] = []
 
-    def work() -> None:
-        place(lambda: pay.invoke({"to": "A"}))
+    def attempt() -> None:
+        with pytest.raises(ApprovalDenied):
+            pay.invoke({"to": "A"})
+        told.append("denied")
 
-    strict.wrap(_node(work, pay), GATED).invoke(ask())
-    assert world == []
+    strict.wrap(_node(lambda: place(attempt), pay), GATED).invoke(ask())
+    assert (world, told) == ([], ["denied"])
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -124,17 +127,17 @@ def test_a_tool_in_a_lost_thread_is_a_step_of_the_run(
 
 async def test_a_job_of_the_loops_own_pool(strict: Guard, world: World, pay: BaseTool) -> None:
     """``run_in_executor`` loses the context too."""
-    seen: World = []
 
     async def act(state: Any) -> Any:
-        seen.append(await asyncio.get_running_loop().run_in_executor(None, pay.invoke, {"to": "A"}))
+        await asyncio.get_running_loop().run_in_executor(None, pay.invoke, {"to": "A"})
         return {"messages": [AIMessage("done")]}
 
     graph: Any = StateGraph(MessagesState)
     graph.add_node("act", act)
     graph.add_edge(START, "act")
-    await strict.wrap(graph.compile(), GATED).ainvoke(ask())
-    assert (seen[0]["error"], world) == ("ApprovalDenied", [])
+    with pytest.raises(ApprovalDenied):
+        await strict.wrap(graph.compile(), GATED).ainvoke(ask())
+    assert world == []
 
 
 def test_a_model_in_a_lost_thread_is_metered(guard: Guard) -> None:
@@ -330,7 +333,8 @@ def test_a_class_that_adds_to_run_is_guarded(strict: Guard, world: World) -> Non
 
     for kind in (Logging, Newer):
         one = kind(world=world)
-        strict.wrap(_node(functools.partial(one.invoke, {"to": "A"})), {"*": {"approve": True}}).invoke(ask())
+        with pytest.raises(ApprovalDenied):
+            strict.wrap(_node(functools.partial(one.invoke, {"to": "A"})), {"*": {"approve": True}}).invoke(ask())
     assert world == ["logged", "logged"]
     one.invoke({"to": "B"})
     assert world[2:] == ["logged", "B"]

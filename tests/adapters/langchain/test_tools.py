@@ -29,7 +29,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from pydantic import BaseModel, Field, PrivateAttr
 
-from sagaspan import ConfigurationError, Guard
+from sagaspan import ConfigurationError, Guard, KeyConflict
 from tests.adapters.langchain.scripts import answers, ask, calls_of, model
 
 World = list[Any]
@@ -495,7 +495,8 @@ def test_a_guard_tool_function_in_a_langchain_tool_is_guarded_once(guard: Guard,
     with guard.run("r", id="r"):
         assert guarded.invoke({"amount": 1.0}) == "paid"
         assert guarded.invoke({"amount": 1.0}) == "paid"
-        assert guarded.invoke({"amount": 2.0})["error"] == "KeyConflict"
+        with pytest.raises(KeyConflict):
+            guarded.invoke({"amount": 2.0})
     assert world == [1.0]
     assert len(calls_of(guard, "r")) == 1
     with pytest.raises(ConfigurationError, match="guarded already"):
