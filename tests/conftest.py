@@ -63,7 +63,7 @@ _ROOM_BYTES: Final = 12 * 2**30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--seconds``: on a slow machine the gate runs what it has time for, another part each commit."""
+    """Add ``--seconds``: on a slow machine the gate runs what it has time for, another part each day."""
     parser.addoption("--seconds", type=float, default=math.inf, help="begin no further test after so long")
 
 
@@ -100,9 +100,9 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On a server only those tests run that have a ledger, and are not about SQLite's file."""
     if config.getoption("--seconds") < math.inf:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        day = subprocess.run(["git", "log", "-1", "--format=%cs"], capture_output=True, text=True, check=False).stdout
         files = sorted({item.path for item in items})
-        random.Random(done.stdout).shuffle(files)
+        random.Random(day).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
     if _ON == "sqlite":
         return

@@ -231,7 +231,6 @@ ALLOWED = {
         "_foreign",
         "_guard",
         "_llm",
-        "_names",
         "_question",
         "_reaper",
         "_sameness",

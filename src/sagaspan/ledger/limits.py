@@ -30,7 +30,7 @@ from sagaspan.ledger.judgement import Judge
 from sagaspan.ledger.records import NO_RUN, AuditRow, BudgetRecord, FreezeRecord, LimitRecord, RunRecord
 from sagaspan.ledger.room import NO_ROOM, Room, room_for
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
-from sagaspan.scopes import BudgetBook, scope_of_tool_in_run, spellings
+from sagaspan.scopes import BudgetBook, scope_of_run, scope_of_tool_in_run, spellings
 
 LIMIT_SET: Final = "limit.set"
 LIMIT_UNSET: Final = "limit.unset"
@@ -150,7 +150,7 @@ class Limits:
         known, purse = dict(given), []
         inside: RunRecord | None = run
         while inside is not None:
-            scope = f"run:{inside.id}"
+            scope = scope_of_run(inside.id)
             purse.append((scope, known.get(scope) or self._on_record(scope)))
             outer = inside.parent_id
             inside = None if outer is None else self._store.get_run(self._namespace, outer)
