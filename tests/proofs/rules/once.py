@@ -182,8 +182,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="2",
         rule="After a flush that failed no fact is said to be on disk.",
         file=_SQLITE,
-        old="            self._flushing.check()\n            connection",
-        new="            connection",
+        old="            self._flushing.check()\n            self._files.check()\n            connection",
+        new="            self._files.check()\n            connection",
         tests=(_FLUSHING + "test_a_fact_after_a_flush_that_failed",),
     ),
     Rule(
@@ -276,8 +276,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(a) 2",
         rule="A commit saves all its changes or none.",
         file=_SQLITE,
-        old='execute("commit" if any(results) else "rollback")',
-        new='execute("commit")',
+        old='        else:\n            execute("rollback")\n',
+        new='        else:\n            execute("commit")\n',
         tests=(_STORE + "test_claims_are_fenced",),
     ),
     Rule(
@@ -1009,8 +1009,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="3.SQLite",
         rule="A database of something else is left as it is.",
         file=_SQLITE,
-        old="            current_version(connection, str(self.path))  # before anything is written to what may not be ours\n",
-        new="",
+        old="            version = current_version(connection, str(self.path))  #",
+        new="            version = 1  #",
         tests=(_STORE + "test_what_is_no_ledger_stays_as_it_is",),
     ),
     Rule(

@@ -281,7 +281,7 @@ RULES: Final[tuple[Rule, ...]] = (
         section="design 4.6",
         rule="If the settle cannot be written the caller still gets the result.",
         file=_SETTLING,
-        old="            self.leftovers[record.id] = changes, after, ended, spent\n            self._lease.hurry()\n",
+        old="            self.leftovers[record.id] = changes, after, kept, spent\n            self._lease.hurry()\n",
         new="            raise\n",
         tests=(_CLAIMS + "test_a_settle_that_fails",),
     ),

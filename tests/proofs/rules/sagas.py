@@ -59,8 +59,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(b) 7",
         rule="What a fenced worker could not write is not taken for what is on record.",
         file=_SETTLING,
-        old="                after = self._settle_taken_over(record, ended, spent)",
-        new="                self._settle_taken_over(record, ended, spent)",
+        old="                after = self._settle_taken_over(record, kept, spent)",
+        new="                self._settle_taken_over(record, kept, spent)",
         tests=(_DEFERRED + "test_a_worker_that_was_taken_over_gives_up_nothing",),
     ),
     Rule(
