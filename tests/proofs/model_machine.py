@@ -33,6 +33,7 @@ from hypothesis.stateful import (
 from sagaspan import (
     CallState,
     CompensationFailed,
+    Guard,
     LoopDetected,
     OutcomeUnknown,
     Refused,
@@ -71,6 +72,7 @@ EXPECTED: Final = (
     Declined, ConnectionError, asyncio.CancelledError, Crash, OutcomeUnknown, Refused, RunError, StoreUnavailable,
     CompensationFailed, ResolutionError, LoopDetected,
 )  # fmt: skip
+USER: Final = "ann"
 START: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 Transition = tuple[str, str, str]
 """From which state, by which event (a run's begins with ``run.``), to which one."""
@@ -118,6 +120,15 @@ class Histories(RuleBasedStateMachine):
     def enters(self, at: int, run_id: str, on_interrupt: str, reopen: bool) -> None:
         """A process enters a run, or a nested one if it is inside one."""
         self.enter(self.pick(at), run_id, on_interrupt, reopen)
+
+    @rule(at=st.integers(0, 2), run_id=st.sampled_from(RUNS), reopen=st.booleans())
+    def takes_over(self, at: int, run_id: str, reopen: bool) -> None:
+        """Another user enters a run that is not his: he is refused."""
+        process = self.pick(at)
+        if process.runs or process.guard.runs.get(run_id) is None:
+            return
+        refused = self.do(process, process.guard.run("work", id=run_id, user="bob", reopen=reopen).__enter__)
+        assert isinstance(refused, (Crash, RunError, StoreUnavailable)), f"bob entered {run_id}"
 
     @rule(at=st.integers(0, 2), steps=steps)
     def calls(self, at: int, steps: list[Step]) -> None:
@@ -207,7 +218,7 @@ class Histories(RuleBasedStateMachine):
         inside = bool(process.runs)
 
         def enter() -> None:
-            named = {} if inside else {"id": run_id}
+            named = {} if inside else {"id": run_id, "user": USER}
             run = process.guard.run("work", on_interrupt=on_interrupt, reopen=reopen, **named)
             run.__enter__()
             process.runs.append(run)
@@ -417,6 +428,8 @@ class Histories(RuleBasedStateMachine):
         self.do(last, last.guard.close)
         self.the_ledger_is_true()
         check_end(self.ledger)
+        with Guard(self.ledger) as guard:
+            assert list(guard.budgets.fsck()) == []
         assert_history(last.guard)
         self.reached.update(self.gone_through | self.transitions())
 

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from sagaspan import Applied, Call, CallInfo, Guard, NotApplied, Run, Unsure
 from sagaspan import _owner as owner
@@ -26,6 +26,10 @@ _LOOKS = ("changed", "cannot look")
 
 class Declined(Exception):
     """The tool's own word: it did not happen."""
+
+
+BUDGETS: Final = {"user:*": "1000 USD", "tool:*": "1000 USD"}
+"""Never used up: whatever happens, they are counted as the calls say."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Process:
         self._context = contextvars.Context()
         self.store = mortal(world.disk, self.life)
         with self._role.played():
-            self.guard = Guard(self.store)
+            self.guard = Guard(self.store, budgets=BUDGETS)
             self.tools = {name: self._declare(name, kind) for name, kind in world.kinds.items()}
 
     @property
@@ -174,7 +178,7 @@ class Process:
     # -- the tools ------------------------------------------------------------------------------------------------
 
     def _declare(self, name: str, kind: Kind) -> Callable[..., Any]:
-        fields: dict[str, Any] = {"effect": kind.effect, "critical": kind.critical}
+        fields: dict[str, Any] = {"effect": kind.effect, "critical": kind.critical, "cost": "1 USD"}
         if kind.undoable:
             fields |= {"compensate": self._undo, "empty_safe": kind.empty_safe}
         if kind.expects:
