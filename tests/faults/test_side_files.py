@@ -214,7 +214,7 @@ def test_a_claim_whose_log_is_deleted_in_its_commit_does_not_run(store_url: str)
     log = Path(f"{store_url.removeprefix('sqlite:///')}-wal")
     ran: list[str] = []
     guard = Guard(store_url)
-    pay = guard.tool("pay", key="order", effect="write")(ran.append)
+    pay = guard.tool("pay", key="order", effect="write")(lambda order: ran.append(order))
     pay("first")
     guard._store._connection.set_trace_callback(  # type: ignore[attr-defined]
         lambda statement: log.unlink(missing_ok=True) if statement == "commit" else None

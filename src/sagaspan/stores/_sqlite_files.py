@@ -178,23 +178,33 @@ class LedgerFiles:
         return not is_busy and frames == saved
 
     def _refuse_torn(self, held: int, deadline: float) -> None:
-        """Raise ``StoreUnavailable`` if SQLite would begin a second log or index beside one that was deleted."""
-        while (holder := self._holder(held)) is not None:
+        """Raise ``StoreUnavailable`` if SQLite would begin a second log or index beside one that was deleted.
+
+        Others open and close the ledger meanwhile. So records are missing only if they are so twice, by the same index.
+        """
+        torn: Identity | None = None
+        while True:
+            holder = self._holder(held)
             missing = [path for path in (self._log, self._index) if _identity(path) is None]
-            if not missing:
+            before, torn = torn, None
+            if holder is None:
+                torn = _identity(self._index) if not _size(self._log) and self._lacks_frames() else None
+                if torn is None:
+                    return
+                if torn == before:
+                    raise StoreUnavailable(
+                        f"{self._log} was deleted before it was written into the ledger: what was recorded last is "
+                        "lost; nothing was started. Put the log back, or restore a backup. Or compare the ledger with "
+                        f"what the tools did, and accept the loss: rm {self._index}"
+                    )
+            elif not missing:
                 return
-            if clock.monotonic() >= deadline:
+            elif clock.monotonic() >= deadline:
                 raise StoreUnavailable(
                     f"{' and '.join(missing)} was deleted while {holder} has the ledger open; nothing was started. "
                     f"{_REMEDY}"
                 )
             clock.sleep(0.01)
-        if not _size(self._log) and self._lacks_frames():
-            raise StoreUnavailable(
-                f"{self._log} was deleted before it was written into the ledger: what was recorded last is lost; "
-                "nothing was started. Put the log back, or restore a backup. Or compare the ledger with what the tools "
-                f"did, and accept the loss: rm {self._index}"
-            )
 
     def _holder(self, held: int) -> str | None:
         """Return who has the ledger open, or None."""
