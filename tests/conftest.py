@@ -57,6 +57,7 @@ sqlite.PRIMED_BYTES = 0  # type: ignore[misc]
 
 
 _DEADLINE: Final = pytest.StashKey[float]()
+_COLLECTED: Final = pytest.StashKey[int]()
 _MEMORY: Final = Path("/dev/shm")
 _ROOM_BYTES: Final = 12 * 2**30
 """What must be free in memory: all the files of one run of the suite, three times."""
@@ -75,13 +76,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if time.monotonic() > item.config.stash[_DEADLINE]:
-        pytest.skip("not begun: --seconds were over")
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Pass over a test that is too late, without a report: thousands of them would take as long as tests."""
+    return True if time.monotonic() > item.config.stash[_DEADLINE] else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were passed over."""
+    outcomes = ("passed", "failed", "error", "skipped", "xfailed")
+    begun = sum(len(terminalreporter.stats.get(outcome, ())) for outcome in outcomes)
+    left = terminalreporter.config.stash[_COLLECTED] - begun
+    if terminalreporter.config.getoption("--seconds") < math.inf and left > 0:
+        terminalreporter.write_line(f"NOT TESTED: {left} tests, for which there was no time; .ci/nightly runs them")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Memory is given back; what failed can be looked at until the next run."""
+    session.config.stash[_COLLECTED] = session.testscollected
     base = session.config._tmp_path_factory._basetemp  # type: ignore[attr-defined]
     if exitstatus == 0 and base is not None and not _is_worker(session.config) and base.is_relative_to(_MEMORY):
         shutil.rmtree(base, ignore_errors=True)
