@@ -443,6 +443,15 @@ def test_only_statements_of_the_own_package_count(guard: Guard, foreign: ModuleT
     assert state_after(guard, lambda: foreign.call(_raise(Declined()))) == "failed"
 
 
+@pytest.mark.parametrize("package", ["langchain_mcp_adapters", "langgraph", "mcp", "crewai_tools"])
+def test_a_raise_of_a_framework_is_never_the_tools_own(guard: Guard, package: str) -> None:
+    """Also where the body is a function of that package: what it raises may repeat the answer of a server."""
+    module = ModuleType(f"{package}.tools")
+    exec("def act(): raise ValueError('the server said no')", vars(module))
+    assert state_after(guard, module.act) == "unknown"
+    assert state_after(guard, module.act, error_means="failed") == "failed"
+
+
 class Server:
     """A payment service that applies every POST it is sent, and then answers as it is told."""
 

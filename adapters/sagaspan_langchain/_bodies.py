@@ -34,6 +34,7 @@ class Invocation:
     """One ``run`` of a tool: what its body and the code around it have to tell each other."""
 
     tool_call_id: str | None
+    is_from_model: bool = False  # a model asked for the call, so a refusal is an answer to it
     ends: BaseException | None = None  # leaves the agent, whatever handled it meanwhile
     data: dict[str, Any] | None = None  # a failure the policy wants told as data
 

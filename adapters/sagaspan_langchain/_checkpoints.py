@@ -62,9 +62,10 @@ def _take_up(run: Run, found: Seen, where: RunnableConfig) -> None:
 def _made_within(found: Seen, where: RunnableConfig) -> Callable[[str], bool] | None:
     """What tells whether a call was made in a task of this graph that is not done again: of an earlier step, or ended.
 
-    None where the checkpoint is named: all that came after that is done again.
+    None where the checkpoint is named: all that came after that is done again. Nor where there is none, because with
+    ``durability="exit"`` LangGraph saves nothing of a graph within another one that ended: it begins anew.
     """
-    if where.get("configurable", {}).get("checkpoint_id") is not None:
+    if found.snapshot.metadata is None or where.get("configurable", {}).get("checkpoint_id") is not None:
         return None
     place = f"{tasks.place_in(where)}|"
     keeps = tasks.keeps_ended_tasks(where)
@@ -91,7 +92,7 @@ def _where(run: Run | None, graph: Any, config: RunnableConfig | None) -> Runnab
 def ended_steps(snapshot: StateSnapshot) -> dt.datetime | None:
     """When the steps had ended that are not done again; None if a person made the checkpoint, amid a step."""
     is_made_after_a_step = (snapshot.metadata or {}).get("source") == "loop"
-    return dt.datetime.fromisoformat(snapshot.created_at) if snapshot.created_at and is_made_after_a_step else None
+    return tasks.read_step_start(snapshot) if is_made_after_a_step else None
 
 
 def ended_tasks(found: Seen, config: RunnableConfig) -> Callable[[str], bool] | None:
@@ -122,9 +123,8 @@ def answers_until(snapshot: StateSnapshot) -> dt.datetime:
     and a graph of its own that goes on from its own checkpoint.
     """
     in_step = any(task.result is not None or task.state is not None for task in snapshot.tasks)
-    if in_step or snapshot.created_at is None:
-        return dt.datetime.now(dt.UTC)
-    return dt.datetime.fromisoformat(snapshot.created_at)
+    start = None if in_step else tasks.read_step_start(snapshot)
+    return dt.datetime.now(dt.UTC) if start is None else start
 
 
 def answered(snapshot: StateSnapshot) -> set[str]:

@@ -119,6 +119,11 @@ def method_of(kind: Any, *, is_async: bool) -> Callable[..., Any]:
     return method
 
 
+def is_executors_call(options: Mapping[str, Any]) -> bool:
+    """Whether ``AgentExecutor`` calls ``BaseTool.run`` for its model: it names a colour, and gives no tool call id."""
+    return "color" in options
+
+
 def tools_of(node: ToolNode) -> Mapping[str, BaseTool]:
     """The tools of a node by name."""
     return node.tools_by_name

@@ -5,14 +5,16 @@ Those of LangChain's tools and models are in ``_compat``, which checks both.
 
 from __future__ import annotations
 
+import datetime as dt
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 from langgraph import errors as graph_errors
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.types import interrupt
+from langgraph.checkpoint.base.id import UUID
+from langgraph.types import StateSnapshot, interrupt
 
 try:
     from langgraph._internal._config import ensure_config, merge_configs
@@ -254,6 +256,21 @@ def latest(config: RunnableConfig) -> RunnableConfig:
 def place_in(config: RunnableConfig) -> str:
     """The place that a config is ``at``."""
     return str(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS, ""))
+
+
+def read_step_start(snapshot: StateSnapshot) -> dt.datetime | None:
+    """Return when the step after a checkpoint began; those before it had ended. None if its id does not say it.
+
+    ``created_at`` is when the checkpoint was saved. With ``durability="exit"`` that is later than what the step did.
+    """
+    try:
+        made = UUID(hex=named_in(snapshot.config))
+    except (TypeError, ValueError):  # no checkpoint, or an id that LangGraph did not make
+        return None
+    return _UUID_EPOCH + dt.timedelta(microseconds=made.time // 10) if made.version == 6 else None
+
+
+_UUID_EPOCH: Final = dt.datetime(1582, 10, 15, tzinfo=dt.UTC)
 
 
 def keeps_ended_tasks(config: RunnableConfig) -> bool:

@@ -2,7 +2,8 @@
 
 Its object shares the original's state. Only ``_run`` and ``_arun``, the bodies, go through the guard: LangChain still
 parses the arguments, injects what it injects, formats the result and calls its callbacks. ``run`` and ``arun`` around
-them learn the model's call id and turn the guard's refusals into a message for the model.
+them learn the model's call id and turn the guard's refusals into a message for the model. Code that calls a tool itself
+gets the exception: it would take data for the tool's result.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ async def ainvoked(run: Callable[..., Any], guarded: BaseTool, args: tuple[Any, 
 
 @contextlib.contextmanager
 def _invoked(kwargs: Mapping[str, Any]) -> Iterator[Invocation]:
-    invocation = Invocation(kwargs.get("tool_call_id"))
+    call_id = kwargs.get("tool_call_id")
+    invocation = Invocation(call_id, is_from_model=call_id is not None or _compat.is_executors_call(kwargs))
     token = invocation_in_force.set(invocation)
     try:
         yield invocation
@@ -122,9 +124,11 @@ def _answer(tool: BaseTool, invocation: Invocation, output: Any, failure: Except
     if isinstance(failure, ApprovalDenied) and (response := _response(invocation)) is not None:
         call_id = invocation.tool_call_id
         return response if call_id is None else ToolMessage(response, name=tool.name, tool_call_id=call_id)
-    data = told(failure) or invocation.data
+    refusal = told(failure)
+    data = (refusal if invocation.is_from_model else None) or invocation.data
     if data is None:
-        raise errors.leaving(failure) if isinstance(failure, SagaspanError) else failure
+        ends_the_run = isinstance(failure, SagaspanError) and refusal is None
+        raise errors.leaving(failure) if ends_the_run else failure
     if invocation.tool_call_id is None:
         return data
     return ToolMessage(json.dumps(data), name=tool.name, tool_call_id=invocation.tool_call_id, status="error")

@@ -3,7 +3,8 @@
 The rule is section 3 of the design ("What an exception means"). Proof is: ``NotApplied`` or a type the policy names; a
 request that was never sent; an HTTP refusal (4xx other than 408, 409, 425); or a ``raise`` statement of the tool's
 own package that was not made while handling something else. The last is a heuristic: it looks for signs of an answer
-that leaves the effect open, and ``error_means`` overrides it.
+that leaves the effect open, and ``error_means`` overrides it. A framework or an adapter is no tool's own package: what
+it raises is made of another program's answer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _ANSWERS: Final = frozenset({"answer", "http", "r", "rc", "reply", "res", "resp"
 _MOST_ITEMS: Final = 64
 _LEVELS: Final = 2
 """How many tuples and mappings inside each other are looked into."""
+_FRAMEWORKS: Final = frozenset({"crewai", "fastmcp", "langchain", "langgraph", "mcp", "mcpadapt"})
+"""Their packages, and those of their families (``langchain_mcp_adapters``)."""
 
 
 def outcome_of(
@@ -85,6 +88,8 @@ def _raised_by(module: str, error: BaseException, arguments: Mapping[str, Any]) 
     if isinstance(error, (AssertionError, BaseExceptionGroup)):
         return False
     package = module.partition(".")[0]
+    if package.partition("_")[0] in _FRAMEWORKS:
+        return False
     last = _last(error.__traceback__)
     if last is None or not _belongs(last.tb_frame, package):
         return False

@@ -16,7 +16,7 @@ from crewai.tools.mcp_tool_wrapper import MCPToolWrapper
 from crewai.utilities.string_utils import sanitize_tool_name
 from pydantic import BaseModel
 
-import tests.adapters.crewai.mcp_server as mcp_server
+import tests.adapters.mcp_server as mcp_server
 from sagaspan import ApprovalPending, CompensationFailed, Guard, Policy
 from tests.adapters.crewai.scripts import agent_of, ask, crew_of, model_of
 from tests.adapters.crewai.test_models import job

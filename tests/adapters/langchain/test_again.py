@@ -156,6 +156,65 @@ def test_what_the_paused_step_had_done_is_not(guard: Guard, world: World, look: 
     assert (world, states(guard)) == ([1], {"t/1": "completed"})
 
 
+@pytest.mark.parametrize("makes", [_in_node, _in_worker])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+async def test_a_resume_repeats_nothing_whenever_the_checkpoint_was_saved(
+    guard: Guard, world: World, look: BaseTool, makes: Any, way: str, durability: str
+) -> None:
+    """With ``durability="exit"`` the time of a checkpoint is later than the calls of the step that runs again."""
+    made = makes(look)
+
+    def asks(state: Any) -> None:
+        made(state)
+        interrupt("?")
+
+    steps: list[tuple[str, Any]] = [("first", made), ("asks", asks), ("again", made)]
+    if way == "ainvoke":
+        steps = [(name, _awaited(work)) for name, work in steps]
+    graph: Any = StateGraph(MessagesState)
+    graph.add_sequence(steps)
+    graph.add_edge(START, "first")
+    agent = guard.wrap(graph.compile(checkpointer=InMemorySaver()))
+
+    async def go(given: Any) -> None:
+        options: dict[str, Any] = {"durability": durability}
+        if way == "invoke":
+            agent.invoke(given, on("t"), **options)
+        else:
+            await agent.ainvoke(given, on("t"), **options)
+
+    await go(ask())
+    assert (world, states(guard)) == ([1, 1], {"t/1": "paused"})
+    await go(Command(resume="yes"))
+    assert (world, states(guard)) == ([1, 1, 1], {"t/1": "completed"})
+
+
+def test_what_is_not_asked_for_again_is_an_orphan_whenever_the_checkpoint_was_saved(guard: Guard, world: World) -> None:
+    """A write of the step that runs again is no answer of the checkpoint, though that was saved later."""
+
+    @tool
+    def pay(to: str) -> str:
+        """Pay."""
+        world.append(to)
+        return "paid"
+
+    customers = iter("AB")
+
+    def asks(state: Any) -> None:
+        pay.invoke({"to": next(customers)})
+        interrupt("?")
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("asks", asks)
+    graph.add_edge(START, "asks")
+    agent = guard.wrap(graph.compile(checkpointer=InMemorySaver()), {"pay": {"effect": "write"}})
+    for given in (ask(), Command(resume="yes")):
+        with guard.run("job", id="job") as run:
+            agent.invoke(given, on("t"), durability="exit")
+    assert (world, [call.args for call in run.orphans]) == (["A", "B"], [{"to": "A"}])
+
+
 # -- what tasks beside the one that paused had done ------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -11,20 +12,27 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ToolErrorMiddleware, ToolRetryMiddleware
 from langchain_core.messages import ToolMessage
-from langchain_core.tools import StructuredTool, ToolException, tool
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.tools import BaseTool, StructuredTool, ToolException, tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
+from langgraph.types import Command
 
 from sagaspan import (
+    ApprovalDenied,
     ConfigurationError,
     Guard,
     KeyConflict,
+    OutcomeUnknown,
+    RateLimited,
     RunClosed,
+    SagaspanError,
     ToolTimeout,
 )
 from sagaspan_langchain import _errors as errors
-from tests.adapters.langchain.scripts import answers, ask, calls_of, model, states, steps_of
+from tests.adapters.langchain.scripts import answers, ask, calls_of, model, on, states, steps_of
 
 World = list[Any]
 
@@ -96,18 +104,143 @@ def test_a_retry_layer_does_not_repeat_a_write(guard: Guard, world: World, agent
     assert json.loads(message.content)["status"] == "unknown"
 
 
-def test_a_tool_invoked_without_a_model_gets_the_same_data(guard: Guard) -> None:
-    """Without a tool call id there is no message to make: the tool answers the data itself."""
+@pytest.fixture
+def ship(world: World) -> BaseTool:
+    """A tool whose answer is lost for the order "lost"."""
 
     @tool
-    def pay(order: str, amount: float) -> str:
-        """Pay."""
-        return "paid"
+    def ship(order: str, city: str) -> str:
+        """Ship an order."""
+        world.append(city)
+        return "shipped" if order != "lost" else str(lose())
 
-    guarded = guard.wrap(pay, {"pay": {"key": "order"}})
+    return ship
+
+
+def _node_calling(ship: BaseTool, *calls: dict[str, str], way: str) -> Any:
+    """A graph whose node calls ``ship`` in its own code, and then writes that the order is on its way."""
+
+    def act(state: Any) -> Any:
+        for call in calls[:-1]:
+            with contextlib.suppress(ValueError):
+                ship.invoke(call)
+        ship.invoke(calls[-1])
+        return {"messages": [("ai", "on its way")]}
+
+    async def aact(state: Any) -> Any:
+        for call in calls[:-1]:
+            with contextlib.suppress(ValueError):
+                await ship.ainvoke(call)
+        await ship.ainvoke(calls[-1])
+        return {"messages": [("ai", "on its way")]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("act", act if way == "invoke" else aact)
+    graph.add_edge(START, "act")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+REFUSED: dict[str, tuple[Any, list[dict[str, str]], type[SagaspanError]]] = {
+    "conflict": ({"key": "order"}, [{"order": "o", "city": "A"}, {"order": "o", "city": "B"}], KeyConflict),
+    "doubt": ({"effect": "write"}, [{"order": "lost", "city": "A"}] * 2, OutcomeUnknown),
+    "rate": ({"rate": "1/hour"}, [{"order": "o", "city": "A"}, {"order": "o", "city": "B"}], RateLimited),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_the_code_of_a_node_gets_a_refusal_as_an_exception(
+    guard: Guard, world: World, ship: BaseTool, way: str, kind: str
+) -> None:
+    """No model asked, so nothing is returned that the code could take for a result; the node is not done."""
+    policy, calls, expected = REFUSED[kind]
+    agent = guard.wrap(_node_calling(ship, *calls, way=way), {"ship": policy})
+    with pytest.raises(expected):
+        agent.invoke(ask(), on("t")) if way == "invoke" else await agent.ainvoke(ask(), on("t"))
+    assert world == ["A"]
+    state = agent.get_state(on("t"))
+    assert (state.next, [message.content for message in state.values["messages"]]) == (("act",), ["go"])
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_the_code_of_a_node_gets_a_denial_as_an_exception(
+    guard: Guard, world: World, ship: BaseTool, way: str
+) -> None:
+    agent = guard.wrap(_node_calling(ship, {"order": "o", "city": "A"}, way=way), {"ship": {"approve": True}})
+
+    async def go(given: Any) -> Any:
+        return agent.invoke(given, on("t")) if way == "invoke" else await agent.ainvoke(given, on("t"))
+
+    assert (await go(ask()))["__interrupt__"]
+    with pytest.raises(ApprovalDenied, match="too far"):
+        await go(Command(resume={"decisions": [{"type": "reject", "message": "too far"}]}))
+    assert (world, agent.get_state(on("t")).next) == ([], ("act",))
+
+
+def test_code_that_hands_on_the_call_of_a_model_gets_a_message(guard: Guard, world: World, ship: BaseTool) -> None:
+    """The id of the tool call is the model's, so the answer is for the model."""
+    steps = [("ship", {"order": "o", "city": city}) for city in "AB"]
+    chat = model(*steps)
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [chat.invoke(state["messages"])]})
+    graph.add_node("act", lambda state: {"messages": [ship.invoke(state["messages"][-1].tool_calls[0])]})
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", lambda state: "act" if state["messages"][-1].tool_calls else "__end__")
+    graph.add_edge("act", "model")
+    agent = guard.wrap(graph.compile(checkpointer=InMemorySaver()), {"ship": {"key": "order"}})
+    first, second = answers(agent.invoke(ask(), on("t")))
+    assert (first.content, first.status, second.status) == ("shipped", "success", "error")
+    assert (json.loads(second.content)["error"], world) == ("KeyConflict", ["A"])
+
+
+def test_the_code_of_a_tool_gets_a_refusal_as_an_exception(guard: Guard, world: World, ship: BaseTool) -> None:
+    """The model asked for the tool around it; what that tool calls is its own code's question."""
+    caught: list[str] = []
+
+    @tool
+    def fulfil(city: str) -> str:
+        """Fulfil an order."""
+        try:
+            return str(ship.invoke({"order": "o", "city": city}))
+        except KeyConflict as conflict:
+            caught.append(type(conflict).__name__)
+            return "shipped before"
+
+    agent = create_agent(model(("fulfil", {"city": "A"}), ("fulfil", {"city": "B"})), [fulfil])
+    output = guard.wrap(agent, {"ship": {"key": "order"}, "fulfil": {"effect": "idempotent"}}).invoke(ask())
+    assert [answer.content for answer in answers(output)] == ["shipped", "shipped before"]
+    assert (world, caught) == (["A"], ["KeyConflict"])
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_the_model_of_an_executor_is_told(guard: Guard, world: World, ship: BaseTool, way: str) -> None:
+    """``AgentExecutor`` calls tools for its model, but hands on no tool call id."""
+    from langchain_classic.agents import AgentExecutor, create_tool_calling_agent
+
+    prompt = ChatPromptTemplate.from_messages([("user", "{input}"), MessagesPlaceholder("agent_scratchpad")])
+    chat = model(*[("ship", {"order": "o", "city": city}) for city in "AB"])
+    executor = AgentExecutor(
+        agent=create_tool_calling_agent(chat, [ship], prompt), tools=[ship], return_intermediate_steps=True
+    )
+    agent = guard.wrap(executor, {"ship": {"key": "order"}})
+    output = agent.invoke({"input": "go"}) if way == "invoke" else await agent.ainvoke({"input": "go"})
+    first, second = [observation for _, observation in output["intermediate_steps"]]
+    assert (output["output"], first, second["error"], world) == ("done", "shipped", "KeyConflict", ["A"])
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_code_that_calls_a_tool_alone_gets_a_refusal_as_an_exception(
+    guard: Guard, ship: BaseTool, way: str
+) -> None:
+    """Also where only the tool is wrapped; what its policy wants as data (``critical=False``) stays data."""
+    guarded = guard.wrap(ship, {"ship": {"key": "order"}})
     with guard.run("r"):
-        guarded.invoke({"order": "o", "amount": 1.0})
-        assert guarded.invoke({"order": "o", "amount": 2.0})["error"] == "KeyConflict"
+        guarded.invoke({"order": "o", "city": "A"})
+        with pytest.raises(KeyConflict):
+            given = {"order": "o", "city": "B"}
+            guarded.invoke(given) if way == "invoke" else await guarded.ainvoke(given)
+        quiet = guard.wrap(ship.model_copy(update={"name": "quiet"}), {"quiet": {"critical": False}})
+        assert set(quiet.invoke({"order": "lost", "city": "C"})) == {"status", "error", "call"}
 
 
 def test_a_timeout_is_told_as_unknown(guard: Guard, agent_with: Any) -> None:

@@ -579,6 +579,22 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(a) 4",
+        rule="A step that runs again had not ended, though its checkpoint was saved after it (durability='exit').",
+        file="adapters/sagaspan_langchain/_checkpoints.py",
+        old="return tasks.read_step_start(snapshot) if is_made_after_a_step else None",
+        new="return dt.datetime.fromisoformat(snapshot.created_at or '') if is_made_after_a_step else None",
+        tests=(_AGAIN + "test_a_resume_repeats_nothing_whenever_the_checkpoint_was_saved",),
+    ),
+    Rule(
+        section="design 3",
+        rule="Code that calls a tool itself gets a refusal as an exception, never as a result.",
+        file="adapters/sagaspan_langchain/_subclasses.py",
+        old="(refusal if invocation.is_from_model else None)",
+        new="refusal",
+        tests=("tests/adapters/langchain/test_errors.py::test_the_code_of_a_node_gets_a_refusal_as_an_exception",),
+    ),
+    Rule(
+        section="(a) 4",
         rule="A checkpoint that a person made amid a step says nothing of what that step had done.",
         file="adapters/sagaspan_langchain/_checkpoints.py",
         old='.get("source") == "loop"',

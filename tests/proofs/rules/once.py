@@ -463,6 +463,17 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(a) 5",
+        rule="A raise of a framework or an adapter is never the tool's own.",
+        file=_OUTCOME,
+        old='    if package.partition("_")[0] in _FRAMEWORKS:\n',
+        new="    if False:\n",
+        tests=(
+            "tests/test_outcome.py::test_a_raise_of_a_framework_is_never_the_tools_own",
+            "tests/adapters/langchain/test_mcp.py::test_an_error_of_the_server_is_unknown_and_not_sent_again",
+        ),
+    ),
+    Rule(
+        section="(a) 5",
         rule="A raise beside a response of 5xx, 408, 409 or 425 proves nothing.",
         file=_OUTCOME,
         old="    return not any(_holds_unsure_response(frame, arguments)",
