@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 from sagaspan import (
+    Applied,
     ApprovalPending,
     CompensationFailed,
     ConfigurationError,
@@ -500,3 +501,126 @@ def test_a_guard_without_any_of_it_asks_for_no_secret(guard: Guard, tmp_path: Pa
     connection = sqlite3.connect(tmp_path / "ledger.db")
     assert connection.execute("select count(*) from facts").fetchone() == (0,)
     connection.close()
+
+
+# -- what is redacted comes back -------------------------------------------------------------------------------
+
+
+CARD = "4111-secret-2222"
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (lambda card: card, None),
+        (lambda card: {"id": 7, "card": card}, {"id": 7}),
+        (lambda card: {"id": 7, "echo": f"charged {card} today"}, {"id": 7}),
+        (lambda card: {"id": 7, "deep": [{"who": ("x", {card})}]}, {"id": 7}),
+        (lambda card: {"id": 7, "by": {card: "ok"}}, {"id": 7}),
+        (lambda card: {"id": 7, "raw": f"<{card}>".encode()}, {"id": 7}),
+        (lambda card: {"id": 7, "body": json.dumps({"card": card})}, {"id": 7}),
+        (lambda card: {"id": 7, "by": {1: card, (2, card): 3}}, {"id": 7}),
+        (lambda card: Customer(name="Ann", ssn=card), {"name": "Ann"}),
+    ],
+)
+def test_a_redacted_argument_that_comes_back_in_a_result_is_not_recorded(
+    guard: Guard, caller: Caller, recorded: Any, body: Callable[[str], Any], left: dict[str, Any] | None
+) -> None:
+    """Wherever its text is; the caller gets the result, and nobody gets it from the record."""
+    pay = caller.tool(guard, "pay", effect="write", redact=["card"])(body)
+
+    async def job() -> None:
+        async with caller.run(guard, id="a"):
+            assert await caller.call(pay, CARD) == body(CARD)
+            with pytest.raises(OutcomeUnknown, match="redacted") as replayed:
+                await caller.call(pay, CARD)
+            assert replayed.value.tool_ran == "yes"
+
+    caller.play(job)
+    (call,) = guard.runs.get("a").calls
+    assert left is None or {name: call.result[name] for name in left} == left
+    assert not [row for row in recorded() if "4111-secret" in str(row)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "result", "is_kept"),
+    [
+        ("", "", True), ("no", {"said": "no"}, True), (True, {"ok": True, "text": "True"}, True), (7, [7, "7"], True),
+        (None, [None, "None"], True), ("abc", "abcdef", True), ("abc", "an abc.", False), (1234, 91234, True),
+        (1234, "o-91234, 1234.5", True), (1234, "pin 1234.", False), (1234, 1234, False), ("1234", [1234], False),
+        ("1234", "o-91234", True), (2**60, 2**60, False), ("word", "swordfish", False),
+    ],
+)  # fmt: skip
+def test_a_trivial_value_is_not_looked_for_in_results(guard: Guard, argument: Any, result: Any, is_kept: bool) -> None:
+    """Less than three characters never, three and numbers as a whole, and more anywhere."""
+    guard.tool("tell", effect="read", redact=["value"])(lambda value: result)(argument)
+    (call,) = guard.calls.list(open=False)
+    assert (call.result == result) is is_kept
+
+
+def test_a_value_within_a_redacted_argument_is_looked_for(guard: Guard) -> None:
+    """A part of it is as secret as all of it, and so is a pydantic secret; what is not redacted stays."""
+    guard.tool("pay", effect="read", redact=["customer"])(lambda customer, login: [customer["ssn"], "n-1", login])(
+        {"ssn": CARD}, SecretStr("hidden-login")
+    )
+    guard.tool("echo", effect="read")(lambda login: f"with {login.get_secret_value()}")(SecretStr("hidden-login"))
+    echo, pay = guard.calls.list(open=False)
+    assert [str(one) for one in pay.result] == ["<redacted>", "n-1", "<redacted>"]
+    assert str(echo.result) == "<redacted>"
+
+
+def test_what_a_probe_and_a_person_say_it_returned_has_no_redacted_argument(guard: Guard, recorded: Any) -> None:
+    """Also in another process, which knows only its hash: whole values and whole words."""
+
+    def lost(card: str) -> None:
+        raise TimeoutError
+
+    probe = lambda: Applied({"id": 7, "card": CARD, "said": f"paid with {CARD}"})  # noqa: E731
+    probed = guard.tool("probed", effect="write", redact=["card"], probe=probe, error_means="unknown")(lost)
+    asked = guard.tool("asked", effect="write", redact=["card"], error_means="unknown")(lost)
+    for tool in (probed, asked):
+        with pytest.raises(TimeoutError), guard.run(id=f"run-{tool is asked}"):
+            tool(CARD)
+    (call,) = guard.runs.get("run-True").calls
+    guard.calls.resolve(call.id, "happened", result={"id": 8, "card": CARD}, note="saw it")
+    guard.recover()
+    found = {one.tool: one for run in ("run-True", "run-False") for one in guard.runs.get(run).calls}
+    assert (found["asked"].result["id"], str(found["asked"].result["card"])) == (8, "<redacted>")
+    assert found["probed"].result["id"] == 7
+    assert not [row for row in recorded() if CARD in str(row)]
+
+
+def test_a_compensation_is_not_run_with_a_stand_in_for_the_result(guard: Guard, recorded: Any) -> None:
+    """One that needs a result that was not recorded is given up in one sentence; what is beside it, it gets."""
+    undone: list[Any] = []
+    refund = lambda result: undone.append(result["id"])  # noqa: E731
+    whole = guard.tool("whole", effect="write", redact=["card"], compensate=refund)(lambda card: f"charged {card}")
+    part = guard.tool("part", effect="write", redact=["card"], compensate=refund)(lambda card: {"id": 7, "card": card})
+    with pytest.raises(CompensationFailed, match="undone part; NOT undone"), guard.run(id="a"):
+        part(CARD)
+        whole(CARD)
+        raise LookupError
+    assert undone == [7]
+    history = guard._store.audit_of("default", "a")
+    assert any("'result', which holds a redacted argument" in (row.detail or "") for row in history)
+    assert not [row for row in recorded() if CARD in str(row)]
+
+
+def test_a_canary_that_a_tool_returns_is_in_no_file(traced: Guard, home: Path, caller: Caller, caplog: Any) -> None:
+    """The ledger, its log, the spans with content and the lines of the log."""
+    caplog.set_level(logging.DEBUG)
+
+    @caller.tool(traced, effect="write", redact=["card", "pin"], compensate=lambda result: {"undone": CANARY})
+    def pay(card: str, pin: int, memo: str) -> dict[str, Any]:
+        return {"card": card, "echo": f"charged {card} {pin}", "deep": [{"pin": pin}]}
+
+    async def job() -> None:
+        await caller.call(pay, CANARY, int(OTHERS[1]), "none")
+        with pytest.raises(LookupError):
+            async with caller.run(traced, id="a"):
+                result = await caller.call(pay, CANARY, int(OTHERS[1]), "none")
+                raise LookupError(f"no room for {result}")
+
+    caller.play(job)
+    with contextlib.closing(traced._store):
+        check_clean(home, caplog.text)

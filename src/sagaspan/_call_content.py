@@ -16,7 +16,8 @@ def content_of(
     arguments: str, value: Any, error: BaseException | None, redaction: Redaction | None
 ) -> dict[str, AttributeValue]:
     """The attributes for ``arguments``, as they are recorded, and for what a body returned, if it did."""
-    attributes: dict[str, AttributeValue] = {semconv.GEN_AI_TOOL_CALL_ARGUMENTS: spans.content(arguments)}
+    shown = codecs.dump(spans.scrubbed_data(json.loads(arguments)))
+    attributes: dict[str, AttributeValue] = {semconv.GEN_AI_TOOL_CALL_ARGUMENTS: spans.content(shown)}
     if error is None and (result := _result(value, redaction)) is not None:
         attributes[semconv.GEN_AI_TOOL_CALL_RESULT] = spans.content(result)
     return attributes
@@ -30,6 +31,7 @@ def without_redacted(arguments: str, redaction: Redaction | None) -> str:
 def _result(value: Any, redaction: Redaction | None) -> str | None:
     try:
         plain = codecs.to_json(value, hide=codecs.blank)
-        return codecs.dump(plain if redaction is None else redaction.result(plain, codecs.blank))
+        shown = plain if redaction is None else redaction.result(plain, codecs.blank)
+        return codecs.dump(spans.scrubbed_data(shown))
     except codecs.Unencodable:
         return None

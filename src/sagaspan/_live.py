@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -18,6 +19,11 @@ from sagaspan import _fork as fork
 
 SHORTEST: Final = 3
 """Shorter values are not looked for: they are in every text."""
+
+SHORTEST_WITHIN: Final = 4
+"""A shorter value is looked for in a result only as a whole word: it is by chance within many longer ones."""
+
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
 
 STAND_IN: Final = "<redacted>"
 _live: Final[Counter[str]] = Counter()
@@ -83,6 +89,24 @@ def scrubbed_data(data: Any) -> Any:
     if isinstance(data, int | float) and not isinstance(data, bool):
         return STAND_IN if repr(data) in _live else data
     return data
+
+
+def finder(values: Iterable[str]) -> Callable[[str], bool]:
+    """Return what says whether a text holds one of ``values``: a number as a whole, a short one as a word."""
+    forms = {form for value in values for form in _forms(value)}
+    return lambda text: any(form in text and _is_whole(form, text) for form in forms)
+
+
+def _is_whole(form: str, text: str) -> bool:
+    if _NUMBER.fullmatch(form):
+        return re.search(rf"(?<!\d)(?<!\d\.){re.escape(form)}(?!\.?\d)", text) is not None
+    return len(form) >= SHORTEST_WITHIN or re.search(rf"(?<!\w){re.escape(form)}(?!\w)", text) is not None
+
+
+def looked_for() -> list[str]:
+    """Return all that is looked for now, in every form."""
+    with _lock:
+        return list(_live)
 
 
 def _forms(value: str) -> set[str]:

@@ -501,6 +501,9 @@ def _lost(step: CallRecord, compensation: Handler) -> str | None:
     if asked:
         if forward.result_lost is not None and not (step.empty_safe and asked <= compensation.optional):
             return f"'result', which nobody knows: {forward.result_lost}"
+        given = compensation.arguments(forward, "")
+        if any(isinstance(given.get(name), codecs.Redacted) for name in asked):
+            return "'result', which holds a redacted argument and so was not recorded"
         if isinstance(forward.result, codecs.Unreadable):
             return f"'result', {_UNREADABLE}"
     if UNREADABLE in forward.args and (compensation.takes_all or compensation.declared - set(RESERVED)):

@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -154,6 +155,32 @@ def _with_fields(data: dict[str, Any], below: Any, inside: Any) -> Any:
         pairs = [[key, below(key if isinstance(key, str) else None, item)] for key, item in data["value"]]
         return {**data, "value": pairs}
     return {**data, "value": inside(data["value"])} if isinstance(data["value"], list) else data
+
+
+def without(data: Any, finds: Callable[[str], bool]) -> Any:
+    """Return plain JSON ``data`` with a stand-in for each value in whose text ``finds`` something redacted.
+
+    Nobody takes the rest of a text for the whole: the value is gone, so that no call is answered with it.
+    """
+    if isinstance(data, list):
+        return [without(item, finds) for item in data]
+    if not isinstance(data, dict):
+        return redacted("") if any(map(finds, leaves(data))) else data
+    tag = data.get(TAG)
+    if tag is None:
+        if any(map(finds, data)):
+            return redacted("")
+        return {name: without(item, finds) for name, item in data.items()}
+    if tag in ("dict", "tuple", "set", "frozenset"):
+        items = without(data["value"], finds)
+        hides_key = tag == "dict" and any(
+            key != kept for (key, _), (kept, _) in zip(data["value"], items, strict=True)
+        )  # fmt: skip
+        return redacted("") if hides_key else {**data, "value": items}
+    texts = [*leaves(data)]
+    if tag == "bytes":
+        texts.append(base64.b64decode(data["value"]).decode("utf-8", "replace"))
+    return redacted("") if any(map(finds, texts)) else data
 
 
 def leaves(data: Any) -> Iterator[str]:

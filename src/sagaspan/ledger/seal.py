@@ -6,8 +6,11 @@ sides (a body, a late one, a probe, a person), so they are redacted here, on the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +23,7 @@ from sagaspan.exceptions import ConfigurationError
 from sagaspan.keys import canonical
 from sagaspan.ledger.encryption import OF_CODEC, C, Encryption, Facts
 from sagaspan.ledger.records import ApprovalRecord, AuditRow, CallRecord, Phase, RunRecord
-from sagaspan.redaction import Redaction, redaction_of
+from sagaspan.redaction import ANYWHERE, Redaction, redaction_of, without
 
 if TYPE_CHECKING:
     from sagaspan.ledger.store import Change
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 _OF_SECRET: Final = "secret"  # noqa: S105 - the name of a fact
 _REDACT: Final = "redact:"
 _DIGITS: Final = 32
+_WORD: Final = re.compile(r"[^\s\"'(){}\[\]<>,;:=]+")
 
 
 class Seal:
@@ -95,6 +99,40 @@ class Seal:
         self.active = True
         text = canonical([namespace, tool, place, data])
         return codecs.redacted(secret.keyed_hash(self.key(namespace), text)[:_DIGITS])
+
+    def cleaned(self, value: Any, secrets: Sequence[str]) -> Any:
+        """Return what a body returned with a stand-in for each part that holds one of the ``secrets`` of its call."""
+        if not secrets:
+            return value
+        try:
+            plain = codecs.to_json(value, hide=codecs.blank)
+        except codecs.Unencodable:
+            return value
+        clean = without(plain, live.finder(secrets))
+        return value if clean == plain else codecs.decode(codecs.dump(clean))
+
+    def _finder(self, record: CallRecord, redaction: Redaction) -> Callable[[str], bool]:
+        """Return what says whether a text holds a redacted argument of ``record``, of which only hashes are known.
+
+        It finds a whole text and a whole word; where this process works with the value right now, any part of a text.
+        """
+        digests = frozenset(_digests(record.arguments))
+        if not digests:
+            return lambda _: False
+        places = {".".join(path) for path in redaction.paths} | {
+            path[1] for path in redaction.paths if path[0] == ANYWHERE
+        }
+        hide = self.hide(record.namespace, record.tool)
+
+        @functools.cache
+        def is_redacted(text: str) -> bool:
+            values = (text, codecs.to_json(json.loads(text))) if re.fullmatch(r"-?[1-9]\d*(\.\d+)?", text) else (text,)
+            return len(text) >= live.SHORTEST and any(
+                hide(value, place)["value"] in digests for place in places for value in values
+            )
+
+        finds = live.finder([text for text in live.looked_for() if is_redacted(text)])
+        return lambda text: finds(text) or is_redacted(text) or any(map(is_redacted, _WORD.findall(text)))
 
     def hashed(self, namespace: str, what: str, text: str) -> str:
         """The keyed hash of a key or the name of a lock."""
@@ -188,14 +226,33 @@ class Seal:
         if redaction is not None:
             hide = self.hide(record.namespace, record.tool)
             if record.result is not None:
-                changes["result"] = _through(record.result, functools.partial(redaction.result, hide=hide))
+                result = _through(record.result, functools.partial(redaction.result, hide=hide))
+                finds = self._finder(record, redaction)
+                changes["result"] = _through(result, lambda data: without(data, finds))
             if is_new and record.phase is Phase.COMPENSATION:
                 changes["arguments"] = _through(record.arguments, functools.partial(redaction.arguments, hide=hide))
+        if record.phase is Phase.COMPENSATION and record.result is not None:
+            # No redacted argument of the call is among its own: it is what this process works with.
+            changes["result"] = _through(changes.get("result", record.result), live.scrubbed_data)
         if record.error_message is not None:
             changes["error_message"] = live.scrubbed(record.error_message)
         if record.result_lost is not None:
             changes["result_lost"] = live.scrubbed(record.result_lost)
         return replace(record, **changes) if changes else record
+
+
+def _digests(text: str) -> Iterator[str]:
+    """Yield the keyed hashes that stand for redacted values in an encoded text; one that cannot be read has none."""
+    with contextlib.suppress(ValueError):
+        found = [json.loads(text)]
+        while found:
+            data = found.pop()
+            if isinstance(data, dict):
+                if data.get(codecs.TAG) == codecs.REDACTED and data["value"]:
+                    yield data["value"]
+                found += data.values()
+            elif isinstance(data, list):
+                found += data
 
 
 def _mark(key: bytes) -> str:

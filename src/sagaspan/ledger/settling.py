@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sagaspan import _fork as fork
@@ -60,6 +61,7 @@ class Settling:
     def settle(self, call: Call, claim: Claim, ended: Ended, spent: Spent | None = None) -> CallRecord:
         """Write what ``call`` came to; returns the record as it is then, also where that could not be written yet."""
         record = claim.record
+        kept = replace(ended, value=self._store.seal.cleaned(ended.value, call.secrets))
         if not owner.is_self(record.owner):  # forked inside the body: its end is for the parent to record
             return record
         # Nobody decides about a read either, so what one in doubt reserved is spent rather than kept for ever.
@@ -69,7 +71,7 @@ class Settling:
             _ENDINGS[ended.state],
             now_us(),
             detail=_how(record, ended),
-            **outcome(ended),
+            **outcome(kept),
             **({"reserved": None} if undecided or spent is not None else {}),
         )
         if spent is None and after.state is CallState.DONE:
@@ -82,7 +84,7 @@ class Settling:
             commit, saved = too_large.saved(self._store, changes, synced=False)
             after = _booked_in(saved, after)
             if not commit:
-                after = self._settle_taken_over(record, ended, spent)
+                after = self._settle_taken_over(record, kept, spent)
             elif commit.used:
                 tell(call, self._limits, changes, commit.used)
         except StoreError as problem:
@@ -91,7 +93,7 @@ class Settling:
                 "call %s of tool %r ended but could not be recorded yet (%s); it is kept, and written as soon as the "
                 "ledger can be; do not repeat it", record.id, record.tool, type(problem.__cause__ or problem).__name__,
             )  # fmt: skip
-            self.leftovers[record.id] = changes, after, ended, spent
+            self.leftovers[record.id] = changes, after, kept, spent
             self._lease.hurry()
         for step in claim.settled():
             step()
@@ -126,7 +128,8 @@ class Settling:
         def arrived(value: Any) -> None:
             def settle() -> None:
                 spent = spent_by(call, claim.record, value)
-                self._settle_late(claim.record, value, spent, given_up=True, dedupes=dedupes)
+                kept = self._store.seal.cleaned(value, call.secrets)
+                self._settle_late(claim.record, kept, spent, given_up=True, dedupes=dedupes)
 
             if not claim.keep(settle):
                 settle()

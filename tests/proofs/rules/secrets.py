@@ -34,6 +34,22 @@ RULES: Final[tuple[Rule, ...]] = (
         tests=("tests/test_commands.py::test_a_shell_runs_sagaspan_with_exactly_that_id",),
     ),
     Rule(
+        section="5",
+        rule="A redacted argument that comes back in the result of its call is not recorded.",
+        file="src/sagaspan/ledger/settling.py",
+        old="            **outcome(kept),\n",
+        new="            **outcome(ended),\n",
+        tests=(_REDACT + "test_a_redacted_argument_that_comes_back_in_a_result_is_not_recorded",),
+    ),
+    Rule(
+        section="5",
+        rule="A compensation is not run with the stand-in of a redacted value.",
+        file="src/sagaspan/_rollback.py",
+        old="        if any(isinstance(given.get(name), codecs.Redacted) for name in asked):\n",
+        new="        if False:\n",
+        tests=(_REDACT + "test_a_compensation_is_not_run_with_a_stand_in_for_the_result",),
+    ),
+    Rule(
         section="5.15",
         rule="The ledger is readable by its owner only.",
         file=_SQLITE,
