@@ -49,7 +49,7 @@ ALLOWED = {
     "notify": {"exceptions", "_declared", "_post", "signing"},
     "_notifier": BASE | {"_metrics", "ledger", "_post", "notify", "signing"},
     "_policy_file": {"exceptions", "policy", "rules"},
-    "_policy_watch": {"exceptions", "_clock", "_fork", "_policy_file"},
+    "_policy_watch": {"exceptions", "_clock", "_fork", "_policy_file", "policy"},
     "_explained": DATA | {"_defaults", "middleware", "_policy_file"},
     "_policy_check": DATA | {"_defaults", "notify", "_policy_file", "llm"},
     "_policy_schema": BASE | {"_defaults", "notify", "_policy_file", "policy", "rules"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,53 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="not valid TOML"):
         Guard(policies="p.toml")
+
+
+def _large_files() -> dict[str, tuple[str, str]]:
+    """Contents that would take minutes, gigabytes or the whole stack, and what is said of them."""
+    when = "[[rules]]\ntools = 'pay'\naction = 'deny'\nwhen = '{}'\n"
+    return {
+        "dotted key": (".".join(["a"] * 60_000) + " = 1\n", "nested too deep: a key in line 1"),
+        "dotted table": ("# one\n[" + " . ".join(['"a b"'] * 30_000) + "]\n", "nested too deep: a key in line 2"),
+        "many bytes": ("#" * 2_000_000, "more than 1,048,576 bytes"),
+        "many operators": (when.format("+".join(["amount"] * 20_000)), "is too large"),
+        "many fields": (when.format("amount" + '["b"]' * 3_000), "is too large"),
+        "long text": (when.format('"' + "x" * 30_000 + '" == amount'), "is too large"),
+    }
+
+
+@pytest.mark.parametrize("what", _large_files())
+def test_a_policy_file_that_is_too_large_is_refused(tmp_path: Path, what: str) -> None:
+    """With one error, before any of it is parsed or compiled."""
+    text, sentence = _large_files()[what]
+    file = tmp_path / "sagaspan.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=sentence):
+        Guard(policies=file)
+
+
+def test_a_policy_file_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A pipe is not waited for, and a link to itself is named."""
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
+    for name, sentence in (("pipe", "name a regular file"), ("loop", "cannot be read"), ("", "cannot be read")):
+        with pytest.raises(ConfigurationError, match=sentence):
+            Guard(policies=tmp_path / f"{name}.toml" if name else tmp_path)
+
+
+def test_dots_in_texts_and_comments_are_no_keys(tmp_path: Path) -> None:
+    """A sentence, a host name and a row of dots do not count as a nested key."""
+    file = tmp_path / "sagaspan.toml"
+    file.write_text("# 1. 2. 3. ... " + "." * 200 + "\n[tools.'a.b.c']\nlock = '\"" + "a.b.c.d.example " * 20 + "\"'\n")
+    Guard(policies=file)
+
+
+def test_a_long_list_of_values_is_a_condition(tmp_path: Path) -> None:
+    """Only operators are counted, and not the values or the texts of a list."""
+    file = tmp_path / "sagaspan.toml"
+    values = ", ".join(f'"customer-{number}+a-b"' for number in range(600))
+    file.write_text(f"[tools.pay]\napprove = 'to in [{values}]'\n")
+    Guard(policies=file)
 
 
 def test_irreversible_tools_say_that_nobody_is_asked(guard: Guard) -> None:

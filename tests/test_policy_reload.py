@@ -180,6 +180,45 @@ def test_a_file_that_is_gone_keeps_what_it_said(shop: Callable[..., Shop]) -> No
     assert "cannot be read" in (changing.guard.policy_problem or "")
 
 
+def _become_a_pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def _become_a_link_to_itself(file: Path) -> None:
+    file.symlink_to(file.name)
+
+
+def _become_a_deep_key(file: Path) -> None:
+    file.write_text(".".join(["a"] * 60_000) + " = 1\n")
+
+
+def _become_a_large_condition(file: Path) -> None:
+    file.write_text(DENY.replace("amount > 10", "+".join(["amount"] * 20_000) + " > 10"))
+
+
+@pytest.mark.parametrize(
+    "become", [_become_a_pipe, _become_a_link_to_itself, _become_a_deep_key, _become_a_large_condition]
+)
+def test_a_file_that_becomes_unreadable_hangs_no_call(
+    shop: Callable[..., Shop], become: Callable[[Path], None], warnings_of_sagaspan: Callable[[], list[str]]
+) -> None:
+    """The last good content stays in force, and one line of the log says so."""
+    changing = shop(DENY)
+    assert changing.pay(1) == 1
+    changing.file.unlink()
+    become(changing.file)
+    for _ in range(3):
+        changing.clock.advance(2)
+        assert changing.pay(5) == 5
+        with pytest.raises(PolicyDenied):
+            changing.pay(50)
+    assert changing.guard.policy_problem
+    assert len([said for said in warnings_of_sagaspan() if "cannot be put in force" in said]) == 1
+    changing.file.unlink()
+    changing.write("# nothing")
+    assert changing.pay(50) == 50
+
+
 @pytest.mark.parametrize("part", ["", "[tools.pay]\nmax_calls = 99\n"])
 def test_what_is_being_written_does_not_hold(shop: Callable[..., Shop], part: str) -> None:
     """Neither the moment in which the file is empty nor a half of it that would be valid, however often it is saved."""

@@ -1652,7 +1652,7 @@ def test_namespaces_keep_runs_apart(guard: Guard, store_url: str) -> None:
 def _child(url: str, results: Any) -> None:
     with Guard(url) as guard:
         act = guard.tool("act", effect="write")(lambda: 1)
-        with guard.run(id="a", wait=20):
+        with guard.run(id="a", wait=200):
             results.put(act())
 
 
@@ -1664,7 +1664,7 @@ def test_many_processes_wait_for_one_run(store_url: str) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(40)
+        process.join(240)
         assert process.exitcode == 0
     with Guard(store_url) as guard:
         assert [call.attempts for call in guard.runs.get("a").calls] == [1]

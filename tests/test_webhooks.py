@@ -24,6 +24,7 @@ from sagaspan import (
     ApprovalPending,
     ConfigurationError,
     Guard,
+    Notify,
     ResolutionError,
     Webhook,
 )
@@ -100,6 +101,83 @@ class Shop:
         with pytest.raises(ApprovalPending) as caught:
             self.order(*args, **kwargs)
         return self.guard.approvals.get(caught.value.approval_id)
+
+
+# -- what is in the environment ------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A server on the loopback that keeps what reaches it, and answers 202 to a message."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.seen: list[tuple[str, str, str | None]] = []
+        recorder = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.answer(202)
+
+            def do_CONNECT(self) -> None:
+                self.answer(502)
+
+            def answer(self, status: int) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                recorder.seen.append((self.command, self.path, self.headers.get("authorization")))
+                self.send_response(status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing."""
+
+        self.url = serve(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+
+
+@pytest.fixture
+def proxy(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
+    """A proxy that the environment names for everything, and a ``.netrc`` with a password for everybody."""
+    proxy = Recorder(serve)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy.url)
+        monkeypatch.setenv(name.lower(), proxy.url)
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login ann password canary\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    return proxy
+
+
+@pytest.mark.parametrize("trust_env", [False, True])
+def test_on_this_machine_no_proxy_and_no_password_of_the_environment_is_used(
+    trust_env: bool, proxy: Recorder, serve: Serve, store_url: str
+) -> None:
+    """Neither by the approver nor by a notification, whatever they were told."""
+    receiver = Recorder(serve)
+    hook = Notify(url=receiver.url, secret=SECRET, events=["approval.waiting"], trust_env=trust_env)
+    approver = Webhook(receiver.url, secret=SECRET, trust_env=trust_env)
+    guard = Guard(store_url, approver=approver, notify=hook)
+
+    @guard.tool(approve=True, effect="write")
+    def pay() -> None:
+        """Wait for an approval."""
+
+    with pytest.raises(ApprovalPending), guard.run("order", id="order"):
+        pay()
+    guard.close()
+    assert receiver.seen == [("POST", "/approvals", None)] * 2
+    assert proxy.seen == []
+
+
+def test_a_proxy_is_used_only_where_that_was_asked_for(proxy: Recorder) -> None:
+    """Of another machine, too."""
+    with pytest.raises(Unsent):
+        post("https://receiver.invalid/hook", b"{}", {}, seconds=10)
+    assert proxy.seen == []
+    with pytest.raises(Unsent):
+        post("https://receiver.invalid/hook", b"{}", {}, seconds=10, trust_env=True)
+    assert [(command, path) for command, path, _ in proxy.seen] == [("CONNECT", "receiver.invalid:443")]
 
 
 # -- the receiver of the examples ----------------------------------------------------------------------------------

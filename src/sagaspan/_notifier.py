@@ -211,7 +211,8 @@ class Notifier:
         hook = self._hooks[record.hook]
         body = record.payload.encode()
         try:
-            answer = post(hook.url, body, signed(record.id, body, hook.key(), now_us() / 1e6), seconds=seconds)
+            headers = signed(record.id, body, hook.key(), now_us() / 1e6)
+            answer = post(hook.url, body, headers, seconds=seconds, trust_env=hook.trust_env)
         except Unsent as error:
             return str(error), False
         if 200 <= answer.status < 300:

@@ -15,7 +15,7 @@ from sagaspan._tool import Tool, redefined
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.llm.prices import Prices
 from sagaspan.notify import hooks_of
-from sagaspan.policy import Approval, Policy, read_policy_file
+from sagaspan.policy import Approval, Policy, read_policy_file, read_policy_text
 from sagaspan.rules import Numbered, Rule
 from sagaspan.scopes import BudgetBook
 
@@ -39,7 +39,7 @@ def check_policy_file(path: Path, tools: Sequence[Tool] | None = None) -> list[P
     except ConfigurationError as error:
         found = _LINE.search(str(error))
         return [Problem(line=int(found[1]) if found else None, where="", message=str(error))]
-    lines = Lines(path.read_text(encoding="utf-8"))
+    lines = Lines(read_policy_text(path))
     problems = [*_unknown(tables, lines), *_guard(tables, lines), *_tools(tables, lines), *_rules(tables, path, lines),
                 *_budgets(tables, lines), *_prices(tables, lines), *_notify(tables, lines)]  # fmt: skip
     if tools is not None and not problems:

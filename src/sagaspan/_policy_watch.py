@@ -18,6 +18,7 @@ from sagaspan import _fork as fork
 from sagaspan._clock import monotonic, now_us
 from sagaspan._policy_file import PolicyFile
 from sagaspan.exceptions import ConfigurationError
+from sagaspan.policy import read_policy_text
 
 _log = logging.getLogger("sagaspan")
 LOOK_SECONDS: Final = 1.0
@@ -92,7 +93,7 @@ class PolicyWatch:
 
 def _read(path: Path) -> PolicyFile:
     file = PolicyFile.read(path)
-    if not file.tables and not path.read_text(encoding="utf-8").strip():
+    if not file.tables and not read_policy_text(path).strip():
         raise ConfigurationError(f"{path} is empty; if nothing of it is to hold, write a comment that says so")
     return file
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -45,8 +47,11 @@ def check_url(url: object, where: str) -> str:
     return url
 
 
-def post(url: str, body: bytes, headers: dict[str, str], *, seconds: float) -> Answer:
-    """Send ``body``; raises ``Unsent`` if it did not get through in so many seconds, or too much came back."""
+def post(url: str, body: bytes, headers: dict[str, str], *, seconds: float, trust_env: bool = False) -> Answer:
+    """Send ``body``; raises ``Unsent`` if it did not get through in so many seconds, or too much came back.
+
+    ``trust_env``: use the proxies and the ``.netrc`` of the environment, unless the receiver is on this machine.
+    """
     from requests import RequestException  # only who sends pays for it
 
     from sagaspan._deadline import session_for
@@ -54,6 +59,9 @@ def post(url: str, body: bytes, headers: dict[str, str], *, seconds: float) -> A
     over = False
     try:
         with session_for(seconds) as (session, deadline):
+            session.trust_env = trust_env and not _is_loopback(url)
+            # requests takes these from the environment only together with proxies and .netrc.
+            session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
             try:
                 answer = _answer(session, url, body, headers, seconds)
             finally:
@@ -63,6 +71,14 @@ def post(url: str, body: bytes, headers: dict[str, str], *, seconds: float) -> A
     if over:  # what was cut off may look whole
         raise Unsent(_TOO_SLOW)
     return answer
+
+
+def _is_loopback(url: str) -> bool:
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 _TOO_SLOW: Final = "it answered too slowly"

@@ -20,12 +20,18 @@ _TEXT: Final = re.compile(
 )
 
 
+_MOST_CHARACTERS: Final = 20_000
+_MOST_OPERATORS: Final = 500
+_OPERATOR: Final = re.compile(r"&&|\|\||[=!<>]=|[-+*/%!<>?.(\[{]|\bin\b")
+
+
 class Expression:
     """A compiled expression; ``variables`` are the top-level names it reads, ``code`` is it without its texts."""
 
     def __init__(self, source: str, *, where: str) -> None:
         import cel
 
+        self.code = _code_of(source, where)
         try:
             self._program = cel.compile(source)
         except ValueError as error:
@@ -33,7 +39,6 @@ class Expression:
             raise ConfigurationError(f"{where}: {source!r} is not valid CEL: {reason}") from error
         self.source = source
         self.where = where
-        self.code = _TEXT.sub(lambda text: "'" + " " * (len(text[0]) - 2) + "'", source)
         # A macro binds a variable of its own, which is listed too: xs.all(x, x > 0).
         self.variables = frozenset(self._program.references()["variables"]) - set(_only_bound(self.code))
 
@@ -61,6 +66,19 @@ class Expression:
         """The expression's value over ``values``; raises what CEL raises (``ValueError``, ``RuntimeError``, ...)."""
         # Only what it reads: another argument may be an object that CEL has no type for.
         return self._program.execute({name: value for name, value in values.items() if name in self.variables})
+
+
+def _code_of(source: str, where: str) -> str:
+    """Return the source without its texts; refuse one that the compiler, which is recursive, has no stack for."""
+    code = ""
+    if len(source) <= _MOST_CHARACTERS:
+        code = _TEXT.sub(lambda text: "'" + " " * (len(text[0]) - 2) + "'", source)
+    if len(source) > _MOST_CHARACTERS or len(_OPERATOR.findall(code)) > _MOST_OPERATORS:
+        raise ConfigurationError(
+            f"{where}: the expression {source[:40]!r}... is too large: it may have {_MOST_CHARACTERS:,} characters "
+            f"and {_MOST_OPERATORS} operators; divide it into several rules, or write a function"
+        )
+    return code
 
 
 def _only_bound(code: str) -> Iterator[str]:

@@ -21,7 +21,8 @@ EVENTS: Final[tuple[str, ...]] = get_args(Event)
 class Notify(DeclaredModel):
     """Tell the service at ``url`` of ``events`` (all of them), signed with ``secret`` as Standard Webhooks has it.
 
-    ``secret_env`` names the variable of the environment that has the secret, for files. Raises ``ConfigurationError``.
+    ``secret_env`` names the variable of the environment that has the secret, for files. ``trust_env=True`` uses the
+    proxies and the ``.netrc`` of the environment, but never for this machine. Raises ``ConfigurationError``.
     """
 
     url: Annotated[str, Field(description="a URL")]
@@ -32,6 +33,7 @@ class Notify(DeclaredModel):
         BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
         Field(min_length=1, description=f"a list of some of {', '.join(EVENTS)}"),
     ] = get_args(Event)
+    trust_env: Annotated[bool, Field(description="true or false")] = False
 
     def __init__(self, /, *values: Any, **fields: Any) -> None:
         super().__init__(*values, **fields)

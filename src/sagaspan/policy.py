@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import functools
+import os
+import re
+import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +24,13 @@ from sagaspan._declared import DeclaredModel
 from sagaspan.assurance import Assurance, stricter
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.rate import Rate
+
+_MOST_BYTES: Final = 1024 * 1024
+_MOST_PARTS: Final = 16
+# The parser takes a time that is the square of a dotted key's parts, and half a minute for 120 KB of them.
+_DEEP_KEY: Final = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MOST_PARTS - 1}}}(?=[\w"'-])"""
+)
 
 Effect = Literal["read", "idempotent", "write", "irreversible"]
 Repeat = Literal["dedupe", "ask", "new"]
@@ -362,19 +372,51 @@ _UNDECIDED = Policy()
 
 
 def read_policy_file(path: Path) -> dict[str, Any]:
-    """The tables of the TOML file at ``path``; raises ``ConfigurationError`` if it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    """Return the tables of the TOML file at ``path``; raise ``ConfigurationError`` if it cannot be read.
+
+    The time and the memory that this takes are bounded, whatever is at ``path``.
+    """
+    text = read_policy_text(path)
+    if (deep := _DEEP_KEY.search(text)) is not None:
+        line = text.count("\n", 0, deep.start()) + 1
         raise ConfigurationError(
-            f"the policy file {path} cannot be read ({error.strerror}); check the path, or pass a dict of policies"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            f"the policy file {path} is nested too deep: a key in line {line} has {_MOST_PARTS} parts or more; "
+            "its tables are three deep at most"
+        )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"the policy file {path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise ConfigurationError(
             f"the policy file {path} is nested too deep; its tables are three deep at most"
         ) from error
+
+
+def read_policy_text(path: Path) -> str:
+    """Return the text of the policy file at ``path``; raise ``ConfigurationError`` if it cannot be read.
+
+    Never waits: a pipe is refused, not opened until somebody writes to it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            content = file.read(_MOST_BYTES + 1) if is_file else b""
+    except OSError as error:
+        raise ConfigurationError(
+            f"the policy file {path} cannot be read ({error.strerror}); check the path, or pass a dict of policies"
+        ) from error
+    if not is_file:
+        raise ConfigurationError(f"the policy file {path} is a pipe, a device or a folder; name a regular file")
+    if len(content) > _MOST_BYTES:
+        raise ConfigurationError(
+            f"the policy file {path} has more than {_MOST_BYTES:,} bytes; take out what is not used"
+        )
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"the policy file {path} is not valid TOML: {error}") from error
 
 
 def _as_policy(name: str, policy: Policy | Mapping[str, Any], source: str) -> Policy:

@@ -53,17 +53,22 @@ class Webhook:
 
     It answers at once, within ``timeout`` seconds; or says 202, and the request waits for a reply that comes later
     (``guard.approvals.receive``) or for anybody else's decision, in the call for ``wait`` seconds at most.
+
+    ``trust_env=True`` uses the proxies and the ``.netrc`` of the environment, but never for this machine.
     """
 
     channel = "webhook"
     is_async = False
 
-    def __init__(self, url: str, *, secret: str, timeout: float = 10.0, wait: float = 0.0) -> None:
+    def __init__(
+        self, url: str, *, secret: str, timeout: float = 10.0, wait: float = 0.0, trust_env: bool = False
+    ) -> None:
         self._url = check_url(url, "Webhook(url)")
         self._key = key_of(secret)
         check_seconds("timeout", timeout)
         check_seconds("wait", wait)
         self._timeout = timeout
+        self._trust_env = trust_env
         self.wait = wait
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
         self._lock = fork.new_lock()
@@ -76,7 +81,8 @@ class Webhook:
         question = new_nonce()
         body = json.dumps(question_of(request)).encode()
         try:
-            answer = post(self._url, body, signed(question, body, self._key, now_us() / 1e6), seconds=self._timeout)
+            headers = signed(question, body, self._key, now_us() / 1e6)
+            answer = post(self._url, body, headers, seconds=self._timeout, trust_env=self._trust_env)
             if answer.status in _LATER_STATUS:
                 asked.again_at = float("inf")
                 return LATER

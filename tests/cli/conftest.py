@@ -42,14 +42,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def sagaspan(home: Path, capsys: pytest.CaptureFixture[str]) -> Sagaspan:
-    """``sagaspan("runs", "list")``, in this process."""
+def sagaspan(home: Path, capfd: pytest.CaptureFixture[str]) -> Sagaspan:
+    """``sagaspan("runs", "list")``, in this process; ``sql`` answers in a child of it."""
 
     def call(*args: str) -> Answer:
-        capsys.readouterr()
+        capfd.readouterr()
         with pytest.raises(SystemExit) as exit_info:
             main(list(args))
-        captured = capsys.readouterr()
+        captured = capfd.readouterr()
         return Answer(int(exit_info.value.code or 0), captured.out, captured.err)
 
     return call

@@ -347,6 +347,22 @@ class TestTraces:
         assert "broken.jsonl" in answer.err
 
 
+def test_the_name_of_a_trace_file_is_shown_and_not_obeyed(sagaspan: Sagaspan, home: Path) -> None:
+    """Whoever can put a file into the folder cannot forge a line of the command line's output, or colour it."""
+    (home / "traces").mkdir(parents=True)
+    (home / "traces" / "a\x1b[2J\u202e\nError: b.jsonl").write_text("garbage\n")
+    for command in (("sql", "select path from damaged_lines"), ("traces", "list"), ("doctor",)):
+        answer = sagaspan(*command)
+        for shown in (answer.out, answer.err):
+            assert not {"\x1b", "\u202e"} & set(shown)
+            assert "\nError: b" not in shown
+    (home / "traces" / "a\x1b[2J\u202e\nError: b.jsonl").write_text("more garbage\ngarbage\n")
+    answer = sagaspan("sql", "select 1 as a")
+    assert answer.err.startswith("Warning: a trace line was left out: ")
+    assert r"a\u{1b}[2J\u{202e}\u{a}Error: b.jsonl:" in answer.err
+    assert answer.err.count("\n") == 1
+
+
 def test_no_traces_is_one_sentence(sagaspan: Sagaspan) -> None:
     """It names the call that makes them."""
     answer = sagaspan("traces", "list")

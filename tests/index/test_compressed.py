@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import pytest
@@ -117,3 +119,61 @@ def test_a_large_compressed_file_is_read_in_batches(tmp_path: Path) -> None:
     assert 0 < len(names(index)) < 60
     index.sync()
     assert names(index) == [f"s{number:03}" for number in range(60)]
+
+
+def bomb(form: str, folder: Path) -> bytes:
+    """Seventy megabytes of lines of equal letters, in a few kilobytes."""
+    text = ("x" * 999 + "\n") * 70_000
+    if form == "gzip":
+        return gzip.compress(text.encode())
+    return zstd(text, folder) if form == "zstd" else message(text, folder)
+
+
+@pytest.mark.parametrize("form", ["gzip", "zstd", "frames"])
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused_once(form: str, tmp_path: Path) -> None:
+    """It is named once, costs no other file anything, and is not unpacked again; what is written behind it is read."""
+    (tmp_path / "a.jsonl.gz").write_bytes(bomb(form, tmp_path))
+    write(tmp_path / "b.jsonl", line(span(1, "b")))
+    index = TraceIndex(tmp_path)
+    report = index.sync()
+    assert report.spans == 1
+    ((path, reason),) = [(damage.path.name, damage.reason) for damage in report.damaged]
+    assert (path, "unpacks to more than" in reason) == ("a.jsonl.gz", True)
+    assert index.query("select count(*) from damaged_lines").rows == [(1,)]
+    write(tmp_path / "c.jsonl", line(span(2, "c")))
+    report = index.sync()
+    assert (report.spans, report.damaged) == (1, ())
+    ours = {"index.duckdb", ".lock", ".synced"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl.gz", "b.jsonl", "c.jsonl", *ours}
+    if form == "frames":
+        with (tmp_path / "a.jsonl.gz").open("ab") as file:
+            file.write(message(line(span(3, "d")), tmp_path))
+        assert (index.sync().spans, names(index)) == (1, ["b", "c", "d"])
+
+
+@pytest.mark.parametrize("form", ["gzip", "zstd"])
+def test_unpacking_leaves_half_of_the_disk(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that there is no room for waits until there is."""
+    text = "".join(line(span(number, f"s{number}")) for number in range(2000))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()) if form == "gzip" else zstd(text, tmp_path))
+    index = TraceIndex(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("sagaspan.index.compressed.shutil.disk_usage", lambda _: SimpleNamespace(free=100_000))
+        report = index.sync()
+        assert "would fill the disk" in report.damaged[0].reason
+        assert not (tmp_path / ".unpacked").exists()
+    assert index.sync().spans == 2000
+
+
+def test_a_name_that_is_no_text_stops_no_sync(tmp_path: Path) -> None:
+    """Names on a disk are bytes: a damaged line in such a file is on record too."""
+    folder = os.fsencode(tmp_path)
+    with open(folder + b"/a-\xff.jsonl", "w") as file:  # noqa: PTH123 - a name of bytes
+        file.write(line(span(0, "a")) + "garbage\n")
+    with open(folder + b"/b-\xff.jsonl.gz", "wb") as packed:  # noqa: PTH123 - a name of bytes
+        packed.write(gzip.compress(line(span(1, "b")).encode()))
+    index = TraceIndex(tmp_path)
+    report = index.sync()
+    assert (report.spans, len(report.damaged)) == (2, 1)
+    assert index.query("select path from damaged_lines").rows == [(f"{tmp_path}/a-\\xff.jsonl",)]
+    assert index.sync().lines == 0

@@ -63,7 +63,7 @@ def test_what_nobody_reports_is_estimated(
     assert 80 <= used.output_tokens <= 120
     assert used.spent == Decimal(used.input_tokens + 10 * used.output_tokens) / 1_000_000
     assert [source.endswith(", estimated") for source in _sources(ledger)] == [True]
-    assert "it is booked as its text looks" in caplog.text
+    assert "It is booked as its text looks" in caplog.text
 
 
 def test_a_stream_that_is_left_is_estimated_by_what_came(guard: Guard) -> None:

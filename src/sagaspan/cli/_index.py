@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from sagaspan.cli._options import Settings
+from sagaspan.cli._render import visible
 
 _SHOWN_FROM: Final = 16 * 1024 * 1024
 """Bytes to take in, from which on somebody would wonder."""
@@ -40,7 +41,7 @@ def sync_index(settings: Settings, *, patience: float | None = None, ledger: boo
     with _progress() as progress:
         report = index.sync(progress, patience=patience)
     for line in report.damaged:
-        click.echo(f"Warning: a trace line was left out: {line}", err=True)
+        click.echo(f"Warning: a trace line was left out: {visible(line)}", err=True)
     waited = report.waited
     if ledger:
         waited += sync_ledger(index, settings, patience)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import click
 
@@ -28,24 +29,29 @@ def form_of(asked: str | None, output: Path | None, forms: Sequence[str], *, as_
 
 @contextlib.contextmanager
 def writing(output: Path | None) -> Iterator[IO[str]]:
-    """The file ``output``, or standard output."""
+    """The file ``output``, which only its owner can read if it is new, or standard output."""
     if output is None:
         yield sys.stdout
         return
     try:
-        with output.open("w", encoding="utf-8", newline="") as file:
+        with open(output, "w", encoding="utf-8", newline="", opener=_open_private) as file:
             yield file
     except OSError as error:
         raise click.ClickException(f"{output} cannot be written ({error.strerror})") from error
 
 
-def copy_to_file(index: Any, statement: str, output: Path, **more: Any) -> None:
-    """Write Parquet beside ``output`` and give it that name when it is whole."""
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def copy_to_file(output: Path, copy: Callable[[Path], int]) -> None:
+    """Let ``copy`` write Parquet beside ``output``, and give it that name when it is whole."""
     part = output.absolute().with_name(f".{output.name}.part")
     try:
         part.unlink(missing_ok=True)
-        part.touch()  # here the system says why it cannot be; nobody would know what to do with DuckDB's sentence
-        rows = index.copy(statement, part, **more)
+        # Here the system says why it cannot be; nobody would know what to do with DuckDB's sentence.
+        part.touch(mode=0o600, exist_ok=False)
+        rows = copy(part)
         part.replace(output)
     except OSError as error:
         raise click.ClickException(f"{output} cannot be written ({error.strerror})") from error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from sagaspan.cli._options import FAILED, NotFound, Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._output import writing
 from sagaspan.cli._render import emit_json, emit_table, say
 
 if TYPE_CHECKING:
@@ -78,24 +77,12 @@ def export(settings: Settings, run: str | None, form: str, output: Path | None, 
 
     rows = _audit(settings, namespace).rows(_whole_id(settings, run, namespace))
     progress, count = _Progress("exported"), 0
-    with _writing(output) as file:
+    with writing(output) as file:
         for count, text in enumerate(lines_of(rows, form)):
             file.write(text)
             progress(count)
     if output is not None:
         click.echo(f"{count:,} rows in {output}", err=True)
-
-
-@contextlib.contextmanager
-def _writing(output: Path | None) -> Iterator[IO[str]]:
-    if output is None:
-        yield sys.stdout
-        return
-    try:
-        with output.open("w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise click.ClickException(f"{output} cannot be written ({error.strerror})") from error
 
 
 class _Progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,14 +65,26 @@ def sql(
     statement = _statement(query, named)
     if form == "parquet" and output is None:
         raise click.UsageError("Parquet is written to a file; add --output FILE.parquet")
-    index, waited = sync_index(settings, patience=timeout, ledger="ledger" in statement.lower())
-    left = max(timeout - waited, 0.001)
-    if form == "parquet" and output is not None:
-        copy_to_file(index, statement, output, timeout=left, max_rows=max_rows)
-        return
-    table = index.query(statement, timeout=left, max_rows=max_rows)
-    with contextlib.nullcontext() if output is None else _to_file(output):
-        _emit(table, form)
+    from sagaspan.cli._child import child_for
+    from sagaspan.index import TraceIndex
+
+    def answer(seconds: float, part: Path | None, answered: Callable[[], None]) -> int | None:
+        index = TraceIndex(settings.traces)
+        if part is not None:
+            return index.copy(statement, part, timeout=seconds, max_rows=max_rows)
+        table = index.query(statement, timeout=seconds, max_rows=max_rows)
+        answered()
+        with contextlib.nullcontext() if output is None else _to_file(output):
+            _emit(table, form)
+        return None
+
+    with child_for(answer) as ask:
+        _, waited = sync_index(settings, patience=timeout, ledger="ledger" in statement.lower())
+        left = max(timeout - waited, 0.001)
+        if form == "parquet" and output is not None:
+            copy_to_file(output, lambda part: ask(left, part) or 0)
+        else:
+            ask(left, None)
 
 
 def _statement(query: str | None, named: str | None) -> str:

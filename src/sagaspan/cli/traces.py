@@ -197,7 +197,7 @@ def _export_parquet(index: Any, where: Where, output: Path | None) -> None:
     if output is None:
         raise click.UsageError("Parquet is written to a file; add --output FILE.parquet")
     statement = PARQUET.format(input=captured("input"), output=captured("output"))
-    copy_to_file(index, statement, output, where=where)
+    copy_to_file(output, lambda part: index.copy(statement, part, where=where))
 
 
 def matching_traces(settings: Settings, prefix: str) -> list[tuple[str, str]]:

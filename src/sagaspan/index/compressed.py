@@ -3,10 +3,14 @@
 That is no zstd file: each message is a frame of its own behind its length in four bytes, which other tools cannot read.
 A file is told by its first bytes, whatever it is called. What is new in it is unpacked into a file of its own, whole
 members or frames at a time, so that a file that is still being written to is read as far as it is whole.
+
+A small file can unpack to any size. One that unpacks to more than a multiple of its size is refused for good, and one
+that would take more than half of the free disk is refused until there is room.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import shutil
@@ -25,15 +29,32 @@ _NEWLINE: Final = _ZSTD + b"\x20\x01\x09\x00\x00\x0a"
 _PREFIX: Final = 4
 _PART: Final = 8 * 1024 * 1024  # compressed bytes that are unpacked at once
 _LONGEST_LINE: Final = 256 * 1024 * 1024
-_UNPACK: Final = """
-copy (
-    select line from read_csv(
-        ?, columns = {'line': 'VARCHAR'}, auto_detect = false, header = false, delim = '\x01', quote = '', escape = '',
-        comment = '', compression = 'zstd', max_line_size = $LONGEST, null_padding = true, strict_mode = false,
-        ignore_errors = true
-    )
-) to '$TARGET' (format csv, header false, delimiter '\x01', quote '', escape '')
-"""
+_UNPACK: Final = f"""
+select line from read_csv(
+    ?, columns = {{'line': 'VARCHAR'}}, auto_detect = false, header = false, delim = '\x01', quote = '', escape = '',
+    comment = '', compression = 'zstd', max_line_size = {_LONGEST_LINE}, null_padding = true, strict_mode = false,
+    ignore_errors = true
+)
+"""  # noqa: S608 - our own number
+_ROWS: Final = 1024
+MULTIPLE: Final = 100
+"""How many times its size a file may unpack to. Spans compress to a twentieth; a run of equal bytes to a thousandth."""
+
+ALWAYS: Final = 64 * 1024 * 1024
+"""Bytes that a file may unpack to, however small it is."""
+
+
+class TooLarge(Exception):
+    """The file unpacks to more than it may, up to its byte ``end``."""
+
+    def __init__(self, end: int, most: int) -> None:
+        super().__init__(f"it unpacks to more than {most:,} bytes, {MULTIPLE} times its size")
+        self.end = end
+
+
+def most_unpacked(size: int) -> int:
+    """How many bytes ``size`` compressed ones may be."""
+    return max(size * MULTIPLE, ALWAYS)
 
 
 def is_compressed(stream: BinaryIO) -> bool:
@@ -45,7 +66,8 @@ def is_compressed(stream: BinaryIO) -> bool:
 def unpacked(stream: BinaryIO, start: int, target: Path) -> Iterator[tuple[BinaryIO, int] | None]:
     """What stands in the file from byte ``start`` on, as lines, and the byte up to which that is; None if nothing does.
 
-    ``target`` is where it is unpacked to, for as long as the block lasts. Raises ``OSError`` if it cannot be.
+    ``target`` is where it is unpacked to, for as long as the block lasts. Raises ``OSError`` if it cannot be, and
+    ``TooLarge`` if it must not be.
     """
     part = target.with_suffix(".part")
     try:
@@ -78,14 +100,16 @@ def _unpack(stream: BinaryIO, start: int, target: Path, part: Path) -> int:
     if start >= size:
         return start
     if kind == "gzip":
-        with _new(target) as lines, gzip.GzipFile(fileobj=stream) as unzipped:
+        with _new(target) as file, gzip.GzipFile(fileobj=stream) as unzipped:
+            lines = _Bounded(file, target, start, size)
             shutil.copyfileobj(unzipped, lines, 1024 * 1024)
             lines.write(b"\n")
         return size
     with _new(part) as frames:
         end = _copy_frames(stream, start, size, frames) if kind == "frames" else _copy_all(stream, size, frames)
     if end > start:
-        _unzstd(part, target)
+        with _new(target) as file:
+            _unzstd(part, _Bounded(file, target, start, end))
     return end
 
 
@@ -111,18 +135,36 @@ def _copy_all(stream: BinaryIO, size: int, out: BinaryIO) -> int:
     return size
 
 
-def _unzstd(part: Path, target: Path) -> None:
+def _unzstd(part: Path, lines: _Bounded) -> None:
     """By DuckDB, which has zstd; Python has it from 3.14 on."""
     import duckdb
 
-    quoted = str(target).replace("'", "''")
-    statement = _UNPACK.replace("$TARGET", quoted).replace("$LONGEST", str(_LONGEST_LINE))
-    _new(target).close()
     try:
         with duckdb.connect() as connection:
-            connection.execute(statement, [str(part)])
+            found = connection.execute(_UNPACK, [str(part)])
+            while rows := found.fetchmany(_ROWS):
+                lines.write("".join(f"{line or ''}\n" for (line,) in rows).encode())
     except duckdb.Error as error:
         raise OSError(0, str(error).splitlines()[0]) from error
+
+
+class _Bounded:
+    """What is unpacked of the bytes from ``start`` to ``end``, and no more than there may be, or is room for."""
+
+    def __init__(self, file: BinaryIO, target: Path, start: int, end: int) -> None:
+        self._file = file
+        self._end = end
+        self._most = most_unpacked(end - start)
+        self._room = shutil.disk_usage(target.parent).free // 2
+        self._written = 0
+
+    def write(self, data: bytes, /) -> int:
+        self._written += len(data)
+        if self._written > self._most:
+            raise TooLarge(self._end, self._most)
+        if self._written > self._room:
+            raise OSError(errno.ENOSPC, "what it unpacks to would fill the disk")
+        return self._file.write(data)
 
 
 def _new(path: Path) -> BinaryIO:

@@ -2,7 +2,8 @@
 
 A user's SQL is code. The reading connection can therefore neither write nor reach anything but this file: no
 other files, no network, no extensions, no settings, a bound on memory, a deadline. Every connection is closed
-on the way out, because one that leaks keeps the file locked for as long as the process lives.
+on the way out, because one that leaks keeps the file locked for as long as the process lives. DuckDB enforces that
+bound and the deadline between batches of rows, and not within one value: ``sagaspan sql`` asks in a child process.
 """
 
 from __future__ import annotations
@@ -160,16 +161,31 @@ def _bounded(connection: DuckDBPyConnection, timeout: float, deadline: float) ->
     except duckdb.InterruptException as error:
         if not expired.is_set():
             raise
-        raise QueryError(
-            f"the query took longer than {timeout:g} s and was stopped; narrow it with a condition on "
-            "start_time or a limit, or allow it more time"
-        ) from error
+        raise took_longer(timeout) from error
+    except duckdb.OutOfMemoryException as error:
+        raise needs_more_memory() from error
     except (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException):
         raise
     except duckdb.Error as error:
         raise QueryError(_explain(connection, error)) from error
     finally:
         timer.cancel()
+
+
+def took_longer(timeout: float) -> QueryError:
+    """The error of a query that its deadline ended."""
+    return QueryError(
+        f"the query took longer than {timeout:g} s and was stopped; narrow it with a condition on "
+        "start_time or a limit, or allow it more time"
+    )
+
+
+def needs_more_memory() -> QueryError:
+    """The error of a query that its memory limit ended."""
+    return QueryError(
+        "the query needs more memory than it may have and was stopped; narrow it with a condition on start_time "
+        "or a limit, or write the rows to a file with --output FILE.parquet"
+    )
 
 
 def _check_single(connection: DuckDBPyConnection, sql: str) -> None:

@@ -36,10 +36,9 @@ def damaged_lines(rows: Sequence[int], slices: Sequence[Slice], first_rows: Sequ
 
 
 def too_long(slices: Sequence[Slice]) -> list[DamagedLine]:
-    """The lines that were passed over because they do not fit in a batch."""
-    reason = "is longer than a batch and was skipped; the other lines are in"
+    """What was passed over: lines that do not fit in a batch, and files that unpack to too much."""
     return [
-        DamagedLine(path=piece.path, line=piece.first_line, position=piece.position, reason=reason)
+        DamagedLine(path=piece.path, line=piece.first_line, position=piece.position, reason=piece.passed_over)
         for piece in slices
         if not piece.data
     ]

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from sagaspan.index.compressed import is_compressed, unpacked
+from sagaspan.index.compressed import TooLarge, is_compressed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class KnownFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
     """New whole lines of one file; ``after`` is what ``files`` says once they are in. ``data`` is
-    empty for a line that is longer than a batch and was passed over."""
+    empty for what was passed over for good, and ``passed_over`` says why."""
 
     before: KnownFile | None
     after: KnownFile
@@ -56,6 +56,7 @@ class Slice:
     position: int
     first_line: int
     data: bytes
+    passed_over: str = "is longer than a batch and was skipped; the other lines are in"
 
 
 class FileLedger:
@@ -110,16 +111,28 @@ def new_slices(path: Path, ledger: FileLedger, room: Callable[[], int], limit: i
             return
         done = 0 if known is None else known.size
         while True:
-            with unpacked(stream, done, path.with_name(".unpacked")) as part:
-                if part is None:
-                    return
-                lines, done = part
-                last = known
-                for piece in _slices_of(path, lines, known, room, limit, stream):
-                    is_last = lines.tell() >= os.fstat(lines.fileno()).st_size
-                    last = replace(piece.after, position=0, size=done) if is_last else piece.after
-                    yield replace(piece, after=last)
-                known = last
+            try:
+                with unpacked(stream, done, path.with_name(".unpacked")) as part:
+                    if part is None:
+                        return
+                    lines, done = part
+                    last = known
+                    for piece in _slices_of(path, lines, known, room, limit, stream):
+                        is_last = lines.tell() >= os.fstat(lines.fileno()).st_size
+                        last = replace(piece.after, position=0, size=done) if is_last else piece.after
+                        yield replace(piece, after=last)
+                    known = last
+            except TooLarge as problem:
+                refused = _refused(path, stream, known, done, problem)
+                known, done = refused.after, problem.end
+                yield refused
+
+
+def _refused(path: Path, stream: BinaryIO, known: KnownFile | None, start: int, problem: TooLarge) -> Slice:
+    """Pass over the bytes from ``start`` on, for good: trying them again would take as long each time."""
+    after = replace(known or identified(stream, path, problem.end), position=0, size=problem.end)
+    reason = f"was skipped ({problem}); if you trust the file, unpack it beside this name"
+    return Slice(before=known, after=after, path=path, position=start, first_line=0, data=b"", passed_over=reason)
 
 
 def _slices_of(
@@ -201,7 +214,7 @@ def _line_length(stream: BinaryIO, position: int) -> int:
 
 def _advanced(known: KnownFile | None, stream: BinaryIO, path: Path, position: int, lines: int) -> KnownFile:
     if known is not None and known.head_length == HEAD:
-        return replace(known, path=str(path), position=position, lines=lines)
+        return replace(known, path=spelt_out(path), position=position, lines=lines)
     return replace(identified(stream, path, position), position=position, lines=lines)
 
 
@@ -216,10 +229,15 @@ def identified(stream: BinaryIO, path: Path, length: int) -> KnownFile:
         inode=status.st_ino,
         head_length=len(head),
         head_sha1=_sha1(head),
-        path=str(path),
+        path=spelt_out(path),
         position=0,
         lines=0,
     )
+
+
+def spelt_out(path: Path | str) -> str:
+    """The path as a text that the index can hold: a name on disk may be no UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _sha1(head: bytes) -> str:

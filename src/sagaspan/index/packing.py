@@ -13,6 +13,7 @@ import shutil
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from sagaspan.index.compressed import most_unpacked
 from sagaspan.index.files import FileLedger, identified
 from sagaspan.index.sync import REMEMBER, known_files
 from sagaspan.index.transaction import transaction
@@ -37,10 +38,11 @@ def pack_files(connection: DuckDBPyConnection, directory: Path, files: Iterable[
             known = ledger.find(stream)
             if path.suffix == ".jsonl" and known is not None and known.position == os.fstat(stream.fileno()).st_size:
                 packed.append(_pack(connection, path, stream, known.lines))
-    return packed
+    return [path for path in packed if path is not None]
 
 
-def _pack(connection: DuckDBPyConnection, path: Path, stream: BinaryIO, lines: int) -> Path:
+def _pack(connection: DuckDBPyConnection, path: Path, stream: BinaryIO, lines: int) -> Path | None:
+    """The compressed file; None if it is one that no sync would unpack."""
     target, part = path.with_name(f"{path.name}.gz"), path.with_name(f".{path.name}{_PART}")
     part.unlink(missing_ok=True)
     try:
@@ -51,6 +53,8 @@ def _pack(connection: DuckDBPyConnection, path: Path, stream: BinaryIO, lines: i
             out.flush()
             os.fsync(out.fileno())
             size = out.tell()
+            if stream.tell() > most_unpacked(size):
+                return None
             known = replace(identified(out, target, size), position=0, lines=lines, size=size)
         with transaction(connection):
             connection.execute(REMEMBER, astuple(known))

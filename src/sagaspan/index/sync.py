@@ -14,7 +14,17 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from sagaspan.index.damage import damaged_lines, has_text, too_long
-from sagaspan.index.files import BATCH_BYTES, FileLedger, KnownFile, Slice, cut, new_slices, size_of, trace_files
+from sagaspan.index.files import (
+    BATCH_BYTES,
+    FileLedger,
+    KnownFile,
+    Slice,
+    cut,
+    new_slices,
+    size_of,
+    spelt_out,
+    trace_files,
+)
 from sagaspan.index.rows import DamagedLine, SyncReport
 from sagaspan.index.sql import MAXIMUM_LINE, ingest_statement
 from sagaspan.index.totals import add_totals
@@ -176,7 +186,7 @@ def _stage(connection: DuckDBPyConnection, batch: _Batch, staging: Path) -> list
     connection.execute("create or replace temp table slices (first_row bigint, path varchar)")
     first_rows = _first_rows(batch, staged)
     # A dict keeps the last slice of those that begin at the same row: the others have no rows.
-    names = {row: piece.path.name for row, piece in zip(first_rows, batch.slices, strict=True)}
+    names = {row: spelt_out(piece.path.name) for row, piece in zip(first_rows, batch.slices, strict=True)}
     connection.execute("insert into slices select unnest(?), unnest(?)", [list(names.keys()), list(names.values())])
     return first_rows
 
@@ -227,5 +237,5 @@ def _record(connection: DuckDBPyConnection, slices: list[Slice], damaged: list[D
     for line in damaged:
         connection.execute(
             "insert into damaged_lines values (?, ?, ?, ?, ?)",
-            [str(line.path), line.line, line.position, line.reason, now],
+            [spelt_out(line.path), line.line, line.position, line.reason, now],
         )

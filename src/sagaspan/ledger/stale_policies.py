@@ -7,6 +7,7 @@ finds it mended takes it back. What a process said that has ended holds no more:
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class StalePolicy:
 def tell(store: Store, namespace: str, path: Path, version: str, problem: str) -> None:
     """Put on record that an older content of a file is in force here; raises ``StoreError``."""
     said = StalePolicy(
-        path=str(path.resolve()), version=version, problem=problem, owner=owner.this_process(), at_us=now_us()
+        path=os.path.realpath(path), version=version, problem=problem, owner=owner.this_process(), at_us=now_us()
     )
     _put(store, namespace, _name(path), json.dumps(asdict(said)))
 
@@ -63,7 +64,7 @@ def _may_hold(said: StalePolicy) -> bool:
 
 def _name(path: Path) -> str:
     machine = owner.this_process().partition(":")[0]
-    return f"{_STALE}{machine}:{path.resolve()}"
+    return f"{_STALE}{machine}:{os.path.realpath(path)}"
 
 
 def _put(store: Store, namespace: str, name: str, value: str) -> None:

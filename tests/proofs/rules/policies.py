@@ -159,8 +159,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="(d)",
         rule="A policy file that is empty lifts nothing: it does not hold.",
         file="src/sagaspan/_policy_watch.py",
-        old="    if not file.tables and not path",
-        new="    if False and not path",
+        old="    if not file.tables and not read_policy_text",
+        new="    if False and not read_policy_text",
         tests=("tests/test_policy_reload.py::test_a_file_that_stays_empty_keeps_what_it_said",),
     ),
     Rule(

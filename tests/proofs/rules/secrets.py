@@ -59,6 +59,25 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="5.15",
+        rule="A file that the command line writes is readable by its owner only.",
+        file="src/sagaspan/cli/_output.py",
+        old="return os.open(path, flags, 0o600)",
+        new="return os.open(path, flags, 0o644)",
+        tests=("tests/cli/test_output.py::test_an_export_is_readable_by_its_owner_alone",),
+    ),
+    Rule(
+        section="5.15",
+        rule="No password of the environment goes to a webhook that nobody gave it for.",
+        file="src/sagaspan/_post.py",
+        old="trust_env and not _is_loopback(url)",
+        new="True",
+        tests=(
+            "tests/test_webhooks.py::test_on_this_machine_no_proxy_and_no_password_of_the_environment_is_used",
+            "tests/test_webhooks.py::test_a_proxy_is_used_only_where_that_was_asked_for",
+        ),
+    ),
+    Rule(
+        section="5.15",
         rule="A folder made for the ledger is its owner's only.",
         file=_SQLITE,
         old="self.path.parent.mkdir(mode=0o700,",
