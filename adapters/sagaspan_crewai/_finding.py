@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-from sagaspan import ConfigurationError, Coverage
-from sagaspan.adapters import PolicyBook
+from sagaspan import ConfigurationError, Coverage, Guard
+from sagaspan.adapters import PolicyBook, matches
 from sagaspan_crewai import _compat
 from sagaspan_crewai._toolbox import aliases_of
 
@@ -122,7 +122,7 @@ def found_in(target: Any) -> Found:
     return found
 
 
-def refuse_unknown(book: PolicyBook, found: Found, where: str) -> None:
+def refuse_unknown(guard: Guard, book: PolicyBook, found: Found, where: str) -> None:
     """Raise ``ConfigurationError`` for a policy of a tool that ``where`` does not have, as far as that is known.
 
     Where tools are made later, only a name that is nearly one of its tools' is refused; others are named in the log.
@@ -131,14 +131,16 @@ def refuse_unknown(book: PolicyBook, found: Found, where: str) -> None:
     if not found.open:
         book.check_names(names, where=where)
         return
-    for name in book.names():
-        near = () if name in names else difflib.get_close_matches(name, names, n=1, cutoff=_MISSPELT)
+    guard.expect_tools()
+    for name in book.patterns():
+        fits = matches(name, names)
+        near = () if fits else difflib.get_close_matches(name, names, n=1, cutoff=_MISSPELT)
         if near:
             raise ConfigurationError(
                 f"{book.source} names the tool {name!r}, which {where} does not have; did you mean {near[0]}? A tool "
                 f"of that name that is made later is meant by a pattern: '{name[:-1]}[{name[-1:]}]'"
             )
-        if name not in names:
+        if not fits:
             _log.warning(
                 "%s names the tool %r, which %s does not have yet: it is for one made later", book.source, name, where
             )

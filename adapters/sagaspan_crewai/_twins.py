@@ -66,7 +66,7 @@ def wrap(guard: Guard, target: Any, book: PolicyBook, opening: Opening) -> Any:
             f"the {_kind(target)} {_name(target)!r} is guarded already; wrap it once, with all its policies"
         )
     found = found_in(target)
-    refuse_unknown(book, found, f"the {_kind(target)} {_name(target)!r}")
+    refuse_unknown(guard, book, found, f"the {_kind(target)} {_name(target)!r}")
     tools = found.tools
     wiring = Wiring(
         guard=guard,
