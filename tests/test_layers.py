@@ -232,6 +232,7 @@ ALLOWED = {
         "_foreign",
         "_guard",
         "_llm",
+        "_names",
         "_question",
         "_reaper",
         "_sameness",

@@ -281,9 +281,9 @@ class Engine:
         again = record.scheduled_seq is not None
         if again and self.in_force.watch is not None:
             tool = await self.in_force.as_now(tool, backend)
-        own = run
-        if record.run_id != run.id:
-            own = await backend.io(self.store.get_run, record.namespace, record.run_id) or run
+        is_nested = record.run_id != run.id
+        inner = await backend.io(self.store.get_run, record.namespace, record.run_id) if is_nested else None
+        own = run if inner is None else inner
         here = current_run.get()
         given = () if here is None or here.engine is not self else here.purse
         purse = await backend.io(self.limits.purse_of, own, given) if again else ()

@@ -171,7 +171,7 @@ class RunInProgress(RunError):
 
 
 class RunConflict(RunError):
-    """The run id exists with another name or input."""
+    """The run id exists with another name, input, user or tenant."""
 
 
 class RunClosed(RunError):

@@ -4,6 +4,9 @@ The points x {no protection, downstream key, authoritative probe, lagging probe}
 then the points of who goes on after a death, and of who recovers it. A killed child's effects are counted here, in
 another process. The normal suite kills a sample of the children, and of the asynchronous callers, whose steps are the
 same, dies at every other point, the others under the next protection; ``SAGASPAN_PROOFS=full`` leaves nothing out.
+
+Each step costs something under a hard budget. The last one, a mail, is deferred, and its first sending is refused, so
+that it is sent again. After a death another user tries to resume the run.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from sagaspan import (
     NotApplied,
     OutcomeUnknown,
     RunClosed,
+    RunConflict,
     RunState,
 )  # fmt: skip
 from sagaspan.testing import (
@@ -41,6 +45,8 @@ from tests.proofs import FULL, ON_A_SERVER
 Protection = Literal["none", "key", "probe", "lagging probe"]
 PROTECTIONS: tuple[Protection, ...] = ("none", "key", "probe", "lagging probe")
 LAG = 60.0
+STEPS = ("charge", "pack", "ship", "mail")
+BUDGETS = {"user:*": f"{len(STEPS)} USD"}
 SAMPLE = 8  # of the children, every so many; and of all of them on a server
 
 pytestmark = pytest.mark.of_every_store
@@ -63,14 +69,15 @@ class Order:
         return f"{self.protection}, {self.kind}"
 
     def __call__(self, world: World) -> None:
-        """Look, charge (which is refused once, and tried again), book, commit, ship; nested in between, pack."""
+        """Look, charge (which is refused once, and tried again), ship; nested in between, pack. At the end, mail."""
         caller = Caller(self.kind)
-        with Guard(world.store) as guard:
+        with Guard(world.store, budgets=BUDGETS) as guard:
             tools = self.tools(world, guard, caller)
 
             async def work() -> None:
-                async with caller.run(guard, "order", id="o-1", on_interrupt=self.on_interrupt):
+                async with caller.run(guard, "order", id="o-1", user="ann", on_interrupt=self.on_interrupt):
                     await caller.call(tools["look"])
+                    await caller.call(tools["mail"], 1)
                     await caller.call(tools["charge"], 1)
                     async with caller.run(guard, "packing"):
                         await caller.call(tools["pack"], 1)
@@ -90,6 +97,12 @@ class Order:
                 raise ConnectionRefusedError  # never sent: it is tried again
             return act("charge", idempotency_key)
 
+        def mail(n: int, idempotency_key: str) -> str:
+            if not world.happened("refuse the mail"):
+                world.effect("refuse the mail")
+                raise ConnectionRefusedError  # never sent: the run is held, and sends it when it is entered again
+            return act("mail", idempotency_key)
+
         def act(what: str, key: str) -> str:
             world.effect(what, key=key if self.protection == "key" else None)
             return what
@@ -102,11 +115,12 @@ class Order:
             return caller.body(undo)
 
         declared = {
-            what: caller.tool(guard, what, compensate=undo(what), **fields, **self._protected(world, what))
+            what: caller.tool(guard, what, cost="1 USD", **fields, **self._protected(world, what))
             for what, fields in (
-                ("charge", {"retry": {"attempts": 2, "initial_delay": 0.0}}),
-                ("pack", {}),
-                ("ship", {}),
+                ("charge", {"compensate": undo("charge"), "retry": {"attempts": 2, "initial_delay": 0.0}}),
+                ("pack", {"compensate": undo("pack")}),
+                ("ship", {"compensate": undo("ship")}),
+                ("mail", {"defer": True}),
             )
         }
         return {
@@ -114,6 +128,7 @@ class Order:
             "charge": declared["charge"](charge),
             "pack": declared["pack"](lambda n, idempotency_key: act("pack", idempotency_key)),
             "ship": declared["ship"](lambda n, idempotency_key: act("ship", idempotency_key)),
+            "mail": declared["mail"](mail),
         }
 
     def _protected(self, world: World, what: str) -> dict[str, Any]:
@@ -126,9 +141,18 @@ class Order:
 
     def recover(self, world: World) -> None:
         """A process that has the tools, and only recovers."""
-        with Guard(world.store) as guard:
+        with Guard(world.store, budgets=BUDGETS) as guard:
             self.tools(world, guard, Caller(self.kind))
             guard.recover()
+
+    def resume_as_another(self, world: World) -> None:
+        """A process that resumes the order for another user: it is refused, and does nothing."""
+        before = list(world.effects)
+        with Guard(world.store, budgets=BUDGETS) as guard:
+            tools = self.tools(world, guard, Caller("sync"))
+            with pytest.raises(RunConflict), guard.run("order", id="o-1", user="bob"):
+                tools["ship"](1)
+        assert world.effects == before
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +183,7 @@ def _quietly(order: Order) -> Callable[[World], None]:
     """The order of an application that logs its errors, and exits."""
 
     def job(world: World) -> None:
-        with contextlib.suppress(Declined, OutcomeUnknown, RunClosed, CompensationFailed):
+        with contextlib.suppress(Declined, ConnectionRefusedError, OutcomeUnknown, RunClosed, CompensationFailed):
             order(world)
 
     return job
@@ -167,6 +191,8 @@ def _quietly(order: Order) -> Callable[[World], None]:
 
 def _go_on(order: Order, world: World, clock: Any) -> None:
     """What people do after a crash: start it again, wait a minute, start it again, and let recovery look."""
+    if world.runs.get("o-1") is not None:
+        world.process(order.resume_as_another)
     for seconds in (0, LAG + 1):
         clock.advance(seconds)
         world.process(_quietly(order))
@@ -190,6 +216,11 @@ def _check(order: Order, world: World) -> None:
     undos = [effect for effect in world.effects if effect.startswith("undo")]
     assert [*dict.fromkeys(undos)] == [f"undo {what}" for what in ("ship", "pack", "charge") if f"undo {what}" in undos]
     assert_history(world)
+    with Guard(world.store, budgets=BUDGETS) as guard:
+        assert list(guard.budgets.fsck()) == []
+        [account] = guard.budgets.list("user:ann") or [None]
+        counted = 0 if account is None else account.spent + account.reserved
+        assert sum(effects[what] for what in STEPS) <= counted <= len(STEPS)
     going_on = [run for run in world.runs.list() if run.status in (RunState.RUNNING, RunState.COMPENSATING)]
     assert not going_on
     assert not world.calls.list(status=["running", "compensating"])
@@ -199,7 +230,7 @@ def _check_end(order: Order, world: World, *, deaths: int = 1) -> None:
     """With a key or a probe it ends without a person, and exactly once; without, it may be held, and says for what."""
     run = world.runs.get("o-1")
     if order.protection == "none" and run.status == RunState.HELD:
-        assert {call.state for call in world.calls.list() if call.effect != "read"} <= {"unknown"}
+        assert {call.state for call in world.calls.list() if call.effect != "read"} <= {"unknown", "scheduled"}
         assert len(world.calls.list()) >= 1
         return
     assert_settled(world)
@@ -209,7 +240,7 @@ def _check_end(order: Order, world: World, *, deaths: int = 1) -> None:
         assert all(1 <= effects[f"undo {what}"] <= deaths + 1 for what in ("charge", "pack", "ship") if effects[what])
     else:
         assert run.status == RunState.COMPLETED
-        assert [effects[what] for what in ("charge", "pack", "ship")] == [1, 1, 1]
+        assert [effects[what] for what in STEPS] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("order", "crash"), _matrix())

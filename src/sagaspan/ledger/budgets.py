@@ -212,7 +212,8 @@ class _Books:
         if own is not None:  # of all attempts together
             usage = usage or (_usage_of(before) if own else None)
             usage = usage and replaced(usage, call_id=record.id, run_id=record.run_id, cost=own)
-        return (change, *self._spends) if usage is None else (change, UsageChange(usage), *self._spends)
+        others: list[Change] = [*self._spends] if usage is None else [UsageChange(usage), *self._spends]
+        return (change, *others)
 
 
 def _usage_of(record: CallRecord) -> UsageRecord:
