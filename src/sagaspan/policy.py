@@ -396,7 +396,7 @@ def read_policy_file(path: Path) -> dict[str, Any]:
 def read_policy_text(path: Path) -> str:
     """Return the text of the policy file at ``path``; raise ``ConfigurationError`` if it cannot be read.
 
-    Never waits: a pipe is refused, not opened until somebody writes to it.
+    A pipe is refused at once: to read it would wait for a writer.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))

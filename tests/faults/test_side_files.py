@@ -1,4 +1,4 @@
-"""The side files of a live SQLite ledger: whoever deletes, replaces or unlocks them, no payment is made twice."""
+"""Delete, replace or unlock the side files of a live SQLite ledger: no payment is made twice."""
 
 from __future__ import annotations
 

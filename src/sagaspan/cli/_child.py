@@ -152,7 +152,7 @@ def _stop_timer() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have Linux end this process when its parent is killed: it would go on until its deadline."""
+    """Have Linux end this process when its parent is killed, not only at its deadline."""
     if sys.platform == "linux":
         import ctypes  # which duckdb imports anyway
 

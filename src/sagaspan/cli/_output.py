@@ -49,7 +49,7 @@ def copy_to_file(output: Path, copy: Callable[[Path], int]) -> None:
     part = output.absolute().with_name(f".{output.name}.part")
     try:
         part.unlink(missing_ok=True)
-        # Here the system says why it cannot be; nobody would know what to do with DuckDB's sentence.
+        # The system's own error says why the file cannot be written; DuckDB's does not.
         part.touch(mode=0o600, exist_ok=False)
         rows = copy(part)
         part.replace(output)

@@ -218,13 +218,13 @@ class Ledger:
         return None
 
     async def _claim_scheduled(self, call: Call, again: Again) -> tuple[Call, Claim] | None:
-        """Claim a deferred call for the run that sends it; None if somebody else was faster. Raises ``RunClosed``.
+        """Claim a deferred call for the run that sends it; None if another process was faster. Raises ``RunClosed``.
 
         Only what it reserved when it was scheduled is reserved for this claim. A second one reserves again.
         """
         existing, sender = again.record, call.sent_by or call.run
         in_doubt, first = existing.state in IN_DOUBT, existing.scheduled_seq is None
-        if not first and call.scheduled is not None and call.scheduled.scheduled_seq is None:  # nobody judged that
+        if not first and call.scheduled is not None and call.scheduled.scheduled_seq is None:  # not judged yet
             raise CallInProgress(
                 f"tool {call.tool.name!r}: another worker has begun to send the call {existing.id} meanwhile; enter "
                 "the run again",
