@@ -54,7 +54,7 @@ ALLOWED = {
     "_policy_check": DATA | {"_defaults", "notify", "_policy_file", "llm"},
     "_policy_schema": BASE | {"_defaults", "notify", "_policy_file", "policy", "rules"},
     "_observed": {"exceptions", "semconv", "_call", "_spans"},
-    "_call_content": {"codecs", "semconv", "_spans", "redaction"},
+    "_call_content": {"codecs", "semconv", "_live", "_spans", "redaction"},
     "_waiting": {"semconv", "_call", "_context", "_spans", "ledger.records"},
     "_run_spans": {"exceptions", "semconv", "_backends", "_clock", "_metrics", "_spans", "ledger.records"},
     "_repeats": {"_fork", "_context"},

@@ -7,6 +7,7 @@ from typing import Any
 
 from opentelemetry.util.types import AttributeValue
 
+from sagaspan import _live as live
 from sagaspan import _spans as spans
 from sagaspan import codecs, semconv
 from sagaspan.redaction import Redaction
@@ -16,7 +17,7 @@ def content_of(
     arguments: str, value: Any, error: BaseException | None, redaction: Redaction | None
 ) -> dict[str, AttributeValue]:
     """The attributes for ``arguments``, as they are recorded, and for what a body returned, if it did."""
-    shown = codecs.dump(spans.scrubbed_data(json.loads(arguments)))
+    shown = codecs.dump(live.scrubbed_data(json.loads(arguments)))
     attributes: dict[str, AttributeValue] = {semconv.GEN_AI_TOOL_CALL_ARGUMENTS: spans.content(shown)}
     if error is None and (result := _result(value, redaction)) is not None:
         attributes[semconv.GEN_AI_TOOL_CALL_RESULT] = spans.content(result)
@@ -32,6 +33,6 @@ def _result(value: Any, redaction: Redaction | None) -> str | None:
     try:
         plain = codecs.to_json(value, hide=codecs.blank)
         shown = plain if redaction is None else redaction.result(plain, codecs.blank)
-        return codecs.dump(spans.scrubbed_data(shown))
+        return codecs.dump(live.scrubbed_data(shown))
     except codecs.Unencodable:
         return None

@@ -14,7 +14,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Final, ParamSpec, TypeVar, cast
 
 from opentelemetry import trace
 from opentelemetry.trace import (
@@ -243,11 +243,6 @@ def captures_content() -> bool:
 def user_of(user: str | None) -> str | None:
     """``user`` as it may be on a span: nobody, unless the operator opted in."""
     return user if user and os.environ.get(semconv.ENV_CAPTURE_USERS, "").lower() in ("true", "1") else None
-
-
-def scrubbed_data(data: Any) -> Any:
-    """Return plain JSON ``data`` without the redacted values that this process works with right now."""
-    return live.scrubbed_data(data)
 
 
 def content(text: str) -> str:
