@@ -16,7 +16,7 @@ ADAPTERS = ROOT / "adapters"
 BASE = {
     "_checks", "_live", "_durations", "exceptions", "semconv", "codecs", "keys", "amounts", "budget", "scopes", "rate",
     "loops", "_clock", "_fork", "_reentry", "_frozen", "_owner", "_home", "rendering", "assurance",
-    "_strict_json", "_characters", "_scripts", "_commands",
+    "_strict_json", "_characters", "_scripts", "_commands", "_names",
 }  # fmt: skip
 DATA = BASE | {
     "expressions", "policy", "_sameness", "_compensation", "_cost", "_probe", "_tool", "_backends", "_call", "_context",
@@ -29,6 +29,7 @@ ALLOWED = {
     "codecs": set(),
     "keys": set(),
     "_clock": set(),
+    "_names": set(),
     "_unshown": set(),
     "_frozen": set(),
     "_tracebacks": {"exceptions"},
@@ -44,8 +45,8 @@ ALLOWED = {
     "expressions": {"exceptions"},
     "_threads": {"_fork"},
     "_backends": {"_clock", "_reaper", "_threads"},
-    "policy": {"exceptions", "_checks", "_declared", "assurance", "rate"},
-    "rules": {"exceptions", "_checks", "_declared", "expressions", "policy"},
+    "policy": {"exceptions", "_checks", "_declared", "_names", "assurance", "rate"},
+    "rules": {"exceptions", "_checks", "_declared", "_names", "expressions", "policy"},
     "notify": {"exceptions", "_declared", "_post", "signing"},
     "_notifier": BASE | {"_metrics", "ledger", "_post", "notify", "signing"},
     "_policy_file": {"exceptions", "policy", "rules"},
@@ -231,6 +232,7 @@ ALLOWED = {
         "_foreign",
         "_guard",
         "_llm",
+        "_names",
         "_question",
         "_reaper",
         "_sameness",

@@ -258,14 +258,49 @@ def test_a_reserved_name_is_an_argument_like_any_other_if_nobody_asks_for_it(gua
     guard.tool("book", compensate=lambda city: None)(lambda result, city: None)
 
 
-def test_an_unknown_compensation_stops_every_tool(guard: Guard) -> None:
-    """A compensation that no tool has is refused before the first body of any tool runs, with the nearest name."""
+def test_an_unknown_compensation_stops_its_own_tool(guard: Guard) -> None:
+    """It is refused before the body of its tool runs, with the nearest name; other tools go on."""
     guard.tool("refund")(lambda order: None)
-    other = guard.tool("other")(lambda: pytest.fail("ran"))
-    guard.tool("pay", compensate="refnd")(lambda order: None)
-    with pytest.raises(ConfigurationError, match="no tool 'refnd' to compensate it; did you mean refund"):
-        other()
-    assert guard.runs.list() == []
+    other = guard.tool("other")(lambda: "done")
+    pay = guard.tool("pay", compensate="refnd")(lambda order: pytest.fail("ran"))
+    assert other() == "done"
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="no tool 'refnd' to compensate it; did you mean refund"):
+            pay(1)
+
+
+def test_a_misspelt_compensation_is_refused_at_the_wrap(guard: Guard) -> None:
+    """With the nearest name, of the wrap or of what was declared before; nothing of the wrap is kept."""
+
+    def book(city: str) -> str:
+        return city
+
+    def cancel_booking(city: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="no tool 'cancel_bookin' to compensate it; did you mean cancel_book"):
+        guard.wrap([book, cancel_booking], {"book": Policy(compensate="cancel_bookin")})
+    guard.tool(cancel_booking)
+    with pytest.raises(ConfigurationError, match="did you mean cancel_booking"):
+        guard.wrap(book, {"book": Policy(compensate="cancel_bookin")})
+    assert guard.wrap(book, {"book": Policy(compensate="cancel_booking")})("Rome") == "Rome"
+
+
+def test_a_compensation_may_be_declared_after_the_wrap(guard: Guard) -> None:
+    """Until the first call of anything that was wrapped with its tool; other tools are not asked about it."""
+
+    def book(city: str) -> str:
+        return city
+
+    def look(city: str) -> str:
+        return city
+
+    wrapped = guard.wrap([book, look], {"book": Policy(compensate="unbook")})
+    assert guard.tool("other")(lambda: "done")() == "done"
+    for tool in wrapped:
+        with pytest.raises(ConfigurationError, match="there is no tool 'unbook' to compensate it"):
+            tool("Rome")
+    guard.tool("unbook")(lambda city: None)
+    assert [tool("Rome") for tool in wrapped] == ["Rome", "Rome"]
 
 
 @pytest.mark.parametrize("function", [_generator, _async_generator, 5, [print]])

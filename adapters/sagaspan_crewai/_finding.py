@@ -6,7 +6,6 @@ be known before: which names of policies fit, what code of a flow may call by it
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 from collections.abc import Iterable, Iterator
@@ -14,15 +13,13 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-from sagaspan import ConfigurationError, Coverage
+from sagaspan import Coverage
 from sagaspan.adapters import PolicyBook
 from sagaspan_crewai import _compat
 from sagaspan_crewai._toolbox import aliases_of
 
 _log: Final = logging.getLogger("sagaspan")
-_MISSPELT: Final = 0.85
-"""How alike two names are that are taken for one."""
-
+_MADE_LATER: Final = "If a tool of that name is made later, give the nearest tool an entry of its own as well"
 _MODELS: Final = ("llm", "manager_llm", "planning_llm", "chat_llm")
 _GETS: Final = {
     "mcps": "gets tools of MCP servers when it starts: guarded, by names that are not known yet",
@@ -131,17 +128,10 @@ def refuse_unknown(book: PolicyBook, found: Found, where: str) -> None:
     if not found.open:
         book.check_names(names, where=where)
         return
-    for name in book.names():
-        near = () if name in names else difflib.get_close_matches(name, names, n=1, cutoff=_MISSPELT)
-        if near:
-            raise ConfigurationError(
-                f"{book.source} names the tool {name!r}, which {where} does not have; did you mean {near[0]}? A tool "
-                f"of that name that is made later is meant by a pattern: '{name[:-1]}[{name[-1:]}]'"
-            )
-        if name not in names:
-            _log.warning(
-                "%s names the tool %r, which %s does not have yet: it is for one made later", book.source, name, where
-            )
+    for name in book.check_misspelt(names, where=where, remedy=_MADE_LATER):
+        _log.warning(
+            "%s names the tool %r, which %s does not have yet: it is for one made later", book.source, name, where
+        )
 
 
 def _is_of_crewai(what: Any) -> bool:

@@ -7,9 +7,11 @@ tools two drop the mark by which a server says that it failed, and give its word
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from sagaspan import ConfigurationError
 from sagaspan_crewai import _compat
@@ -19,6 +21,11 @@ from sagaspan_crewai._failures import McpError, NotReached
 _log: Final = logging.getLogger("sagaspan")
 _ADAPTED: Final = frozenset({"crewai_tools.adapters.mcp_adapter", "mcpadapt.crewai_adapter"})
 """Where the classes of ``MCPServerAdapter`` are made, one for each tool."""
+_STARTS_OTHERS: Final = re.compile(
+    r"(python|pypy)[\d.]*(\.exe)?|node|npx|npm|pnpm|bunx?|deno|uvx?|pipx|docker|podman|env|sh|bash|run|exec|tool|dlx|x"
+)
+"""Programs, and words after them, that only start the program that is meant."""
+_SUFFIX: Final = re.compile(r"(?<=.)(@[\w.-]+|\.(py|m?js|ts|exe|sh))$")
 _CALLS: Final = "func"
 """What those call the function that asks the server."""
 
@@ -40,6 +47,33 @@ def asking(tool: Any) -> Callable[..., Any] | None:
 def names_of(tool: Any) -> tuple[str, ...]:
     """What the server calls ``tool``, where CrewAI calls it something else."""
     return (tool.original_tool_name,) if isinstance(tool, _compat.MCPNativeTool | _compat.MCPToolWrapper) else ()
+
+
+def title_of(tool: Any) -> str:
+    """Return what people are shown of a tool of an MCP server, ``SERVER/TOOL``; empty for another tool.
+
+    CrewAI puts the whole address or command line before the tool's own name, cuts that and appends a hash.
+    """
+    if not names_of(tool):
+        return ""
+    if isinstance(tool, _compat.MCPToolWrapper):
+        server = _short_address(str(tool.mcp_server_params.get("url") or "")) or tool.server_name
+    else:
+        server = tool.server_reference or _short_name(tool)
+    return f"{server}/{tool.original_tool_name}"
+
+
+def _short_name(tool: Any) -> str:
+    transport = tool._client_factory().transport  # noqa: SLF001 - see _compat; it connects to nothing
+    if (url := getattr(transport, "url", None)) is not None:
+        return _short_address(url) or tool.server_name
+    words = [re.split(r"[\\/]", word)[-1] for word in (transport.command, *transport.args) if word[:1] != "-"]
+    program = next((word for word in words if word and not _STARTS_OTHERS.fullmatch(word.lower())), words[0])
+    return _SUFFIX.sub("", program) or program
+
+
+def _short_address(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 # -- tools with a client of CrewAI's ------------------------------------------------------------------------------

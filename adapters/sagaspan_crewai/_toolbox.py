@@ -10,7 +10,7 @@ from typing import Any, Final
 from sagaspan import ConfigurationError, Guard, Policy
 from sagaspan.adapters import PolicyBook, Tool, keyword_signature, tool_behind, under_name
 from sagaspan_crewai import _compat
-from sagaspan_crewai._mcp import names_of
+from sagaspan_crewai._mcp import names_of, title_of
 from sagaspan_crewai._places import body_of, effect_of, made_with
 
 IDEMPOTENCY_KEY: Final = "idempotency_key"
@@ -47,6 +47,7 @@ class Toolbox:
         self.guard = guard
         self.books = books
         self.peers: dict[str, Any] = {}
+        self._met: dict[int, Any] = {}
         self._tools = tuple(tools)
         self._defined: dict[tuple[int, bool], tuple[Any, Guarded]] = {}
         self.meet(self._tools)
@@ -56,8 +57,10 @@ class Toolbox:
     def meet(self, tools: Iterable[Any]) -> None:
         """Know ``tools`` by all their names, for a compensation to be named after: others may come as CrewAI goes."""
         for tool in tools:
-            for alias in aliases_of(tool):
-                self.peers.setdefault(alias, tool)
+            if id(tool) not in self._met:
+                self._met[id(tool)] = tool  # kept, so that no other one gets its id
+                for alias in aliases_of(tool):
+                    self.peers.setdefault(alias, tool)
 
     def within(self, outer: Toolbox | None) -> Toolbox:
         """These tools, under the policies of the object around theirs as well."""
@@ -75,40 +78,31 @@ class Toolbox:
         return known[1]
 
     def _define(self, tool: Any, *, is_async: bool) -> Guarded:
-        name, body = _compat.canonical(tool.name), body_of(tool)
+        (name, *others), title, body = aliases_of(tool), title_of(tool), body_of(tool)
         behind = tool_behind(body)
         if behind is not None:
-            if any(alias in book.names() for book in self.books for alias in aliases_of(tool)):
+            if any(book.names_one((name, *others)) for book in self.books):
                 raise ConfigurationError(
                     f"the tool {tool.name!r} is guarded already; give its policy where that happens, not to this wrap"
                 )
             return Guarded(name=name, tool=None, policy=behind.policy, names=behind.parameters, defaults={})
-        policy = self._with_compensation(name, self._policy_of(tool))
+        policy = self._with_compensation(name, self.guard.policy_for(name, Policy(), *self.books, aliases=others))
         own = _parameters(body)
         names = tuple(_schema_names(tool) or own)
         visible = tuple(each for each in names if each != IDEMPOTENCY_KEY)
         defined = self.guard.define(
             body,
             name=name,
+            aliases=others,
+            title=title,
             policy=policy,
             signature=keyword_signature([*visible, *([IDEMPOTENCY_KEY] if IDEMPOTENCY_KEY in own else [])]),
             is_async=is_async,
-            description=tool.description,
+            description=f"{title}: {tool.description}" if title else tool.description,
             made_with=made_with(tool),
             send=(lambda arguments: effect_of(tool)(**arguments)) if policy.defer else None,
         )
         return Guarded(name=name, tool=defined, policy=policy, names=visible, defaults=_defaults(own, visible))
-
-    def _policy_of(self, tool: Any) -> Policy:
-        name, *others = aliases_of(tool)
-        policy = self.guard.policy_for(name, Policy(), self.books[0])
-        for book in self.books[1:]:
-            policy = book.for_tool(name).over(policy)
-        for alias in others:
-            for book in self.books:
-                if alias in book.names():
-                    policy = book.for_tool(alias).over(policy)
-        return policy
 
     def _with_compensation(self, name: str, policy: Policy) -> Policy:
         """``policy`` with the function of the crew's tool that its ``compensate`` names, under the tool's name."""
@@ -124,10 +118,10 @@ class Toolbox:
 
 def aliases_of(tool: Any) -> tuple[str, ...]:
     """The names a policy may have for ``tool``: what models call it, what its author did, and the MCP server."""
-    names = [_compat.canonical(tool.name), tool.name]
+    names = [_compat.canonical(tool.name), tool.name, title_of(tool)]
     for original in names_of(tool):
         names += [original, _compat.canonical(original)]
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
 # -- what a body is called with -------------------------------------------------------------------------------------

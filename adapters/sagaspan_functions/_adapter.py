@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sagaspan import Budget, ConfigurationError, Guard
-from sagaspan.adapters import PolicyBook, guard_function, tool_behind
+from sagaspan.adapters import PolicyBook, guard_function, model_name, tool_behind
 from sagaspan_functions._clients import guard_client, is_client
 
 
@@ -46,7 +46,8 @@ class FunctionsAdapter:
         if name is not None and len(functions) > 1:
             raise ConfigurationError("name= is for one function; a list keeps its functions' own names")
         names = [name or _name(function) for function in functions]
-        book.check_names(names, where="this list of functions" if len(functions) > 1 else f"the function {names[0]!r}")
+        where = "this list of functions" if len(functions) > 1 else f"the function {names[0]!r}"
+        book.check_names([*names, *map(model_name, names)], where=where)
         guarded = [_guard(guard, function, name, book) for function, name in zip(functions, names, strict=True)]
         return type(target)(guarded) if isinstance(target, list | tuple) else guarded[0]
 

@@ -6,22 +6,28 @@ import asyncio
 import contextvars
 import inspect
 import json
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from sagaspan import ApprovalPending, ConfigurationError, Guard, SagaspanError
-from sagaspan.adapters import PolicyBook, Tool, beside, guard_function, hearing, told, told_of_tool, tool_behind
+from sagaspan.adapters import (
+    PolicyBook,
+    Tool,
+    beside,
+    guard_function,
+    hearing,
+    model_name,
+    told,
+    told_of_tool,
+    tool_behind,
+)
 from sagaspan.policy import Policies
 from sagaspan_functions._dialects import Answer, Asked, Dialect, read, schema, write
 from sagaspan_functions._signatures import Misfit, Parameters
-
-_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
-_LONGEST_NAME: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +65,14 @@ class FunctionTools:
             raise ConfigurationError(f"parallel is {parallel!r}; it must be a whole number from 1 on")
         book = PolicyBook(policies, source="FunctionTools(policies)")
         plain = [_name(function) for function in functions if tool_behind(function) is None]
-        book.check_names(plain, where="this list of plain functions")
+        book.check_names([*plain, *map(model_name, plain)], where="this list of plain functions")
         self._parallel = parallel
         self._functions: dict[str, _Function] = {}
         for function in functions:
             self._add(_guarded(guard, function, book))
 
     def _add(self, function: _Function) -> None:
-        name = _NO_NAME.sub("_", function.tool.name)[:_LONGEST_NAME]
+        name = model_name(function.tool.name)
         if name in self._functions:
             raise ConfigurationError(f"two tools would be called {name!r} by the model; give one another name")
         self._functions[name] = function

@@ -81,7 +81,7 @@ def refuse_bypass(guard: Guard, name: str, book: PolicyBook, how: str) -> None:
 
 
 def _refuse_policy(name: str, book: PolicyBook) -> None:
-    if name in book.names():
+    if book.names_one((name,)):
         raise ConfigurationError(
             f"the tool {name!r} is guarded already; give its policy where that happens, not to this wrap"
         )

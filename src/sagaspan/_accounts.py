@@ -23,7 +23,8 @@ from sagaspan.exceptions import ResolutionError
 from sagaspan.ledger.limits import budget_of, unsetting
 from sagaspan.ledger.records import OWN, BudgetRecord, LimitRecord
 from sagaspan.ledger.store import Booked, Store
-from sagaspan.scopes import BudgetBook, check_scope, scope_of_run, spellings
+from sagaspan.ledger.tool_names import ToolNames
+from sagaspan.scopes import BudgetBook, Placed, check_scope, scope_of_run, spellings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,7 @@ class Accounts:
         What calls on record have used so far, in the window of now or for ever, is used of it.
         """
         assert self._namespace is not None  # noqa: S101 - limits are of one namespace
+        scope = self._spelt(check_scope(scope))
         changes = limit_changes(self._namespace, scope, budget, actor=actor)
         # At once, and only then what was used: to add that up takes seconds where a window has a million calls.
         self._store.commit(changes, synced=True)
@@ -122,7 +124,7 @@ class Accounts:
         ``ResolutionError`` if nothing was, or ``StoreError``.
         """
         assert self._namespace is not None  # noqa: S101 - limits are of one namespace
-        check_scope(scope)
+        scope = self._spelt(check_scope(scope))
         check_choice("unit", unit, (None, *map(str, Unit)))
         check_choice("per", per, (None, *map(str, Window)))
         while True:
@@ -145,12 +147,20 @@ class Accounts:
         """As ``unset``, for asynchronous callers."""
         return await ASYNCIO.io(self.unset, scope, unit=unit, per=per, actor=actor)
 
+    def _spelt(self, scope: str) -> str:
+        """Return ``scope`` as a limit of it is set already, maybe under another name of the tool."""
+        assert self._namespace is not None  # noqa: S101 - limits are of one namespace
+        limits = self._store.controls_of(self._namespace)[1]
+        return ToolNames(self._store, self._namespace).spelt_in(scope, [limit.pattern for limit in limits])
+
     def _of(self, namespace: str, scope: str | None, *, past: bool) -> Iterator[Account]:
         _, limits = self._store.controls_of(namespace)
-        book = _Limits(limits)
+        names = ToolNames(self._store, namespace)
+        scope = None if scope is None else names.canonical(scope)
+        book = _Limits(limits, names)
         used, now = set(), now_us()
-        names = (scope,) if scope is None or not scope.startswith("run:") else (scope, scope_of_run(scope[4:]))
-        for row in (row for name in dict.fromkeys(names) for row in self._store.budgets(namespace, name)):
+        counted = (scope,) if scope is None or not scope.startswith("run:") else (scope, scope_of_run(scope[4:]))
+        for row in (row for name in dict.fromkeys(counted) for row in self._store.budgets(namespace, name)):
             limit = book.of(row)
             is_now = row.start_us == window_start(_window(row.window), now)
             if is_now:
@@ -158,7 +168,7 @@ class Accounts:
             if past or is_now:
                 yield _account(row, limit)
         for limit in limits if scope is None else book.all_of(scope):
-            row = self._unused(scope or limit.pattern, limit, now)
+            row = self._unused(scope or names.canonical(limit.pattern), limit, now)
             if (row.scope, row.unit, row.window) not in used:
                 yield _account(row, limit)
 
@@ -175,7 +185,8 @@ class Accounts:
 class _Limits:
     """What operators set, by the scopes that it holds for."""
 
-    def __init__(self, limits: Sequence[LimitRecord]) -> None:
+    def __init__(self, limits: Sequence[LimitRecord], names: ToolNames) -> None:
+        self._names = names
         by_pattern: dict[str, list[Budget]] = {}
         for limit in limits:
             by_pattern.setdefault(limit.pattern, []).append(budget_of(limit))
@@ -184,16 +195,20 @@ class _Limits:
 
     def all_of(self, scope: str) -> Sequence[LimitRecord]:
         """The limits that hold for a scope, or were set for a glob."""
-        return [self._limits[pattern, budget.unit, budget.window or ""] for budget, pattern, _ in self._book.of(scope)]
+        return [self._limits[pattern, budget.unit, budget.window or ""] for budget, pattern, _ in self._of(scope)]
 
     def of(self, row: BudgetRecord) -> LimitRecord | None:
         """The limit that holds for ``row``; None if a program says less than what was set for more than this scope."""
-        for budget, pattern, _ in self._book.of(row.scope):
+        for budget, pattern, _ in self._of(row.scope):
             if (budget.unit, budget.window or "") == (row.unit, row.window):
                 limit = self._limits[pattern, row.unit, row.window]
                 is_less = row.cap is not None and (not limit.hard or row.cap < limit.amount)
-                return None if pattern not in spellings(row.scope) and is_less else limit
+                written = {name for scope in self._names.scopes(row.scope) for name in spellings(scope)}
+                return None if pattern not in written and is_less else limit
         return None
+
+    def _of(self, scope: str) -> tuple[Placed, ...]:
+        return self._book.of(*self._names.scopes(scope))
 
 
 def _unused(limit: LimitRecord, now: int, scope: str | None = None) -> BudgetRecord:

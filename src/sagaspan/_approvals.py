@@ -6,6 +6,7 @@ link and a signed reply say themselves whose they are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -27,6 +28,7 @@ from sagaspan.ledger.grants import Grant, Link, grant_of, link_of, new_nonce, no
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState
 from sagaspan.ledger.requests import request_of
 from sagaspan.ledger.store import NonceChange, Store
+from sagaspan.ledger.tool_names import ToolNames, only_of_tool
 
 Requests: TypeAlias = list[ApprovalRequest]
 Decision: TypeAlias = Approve | Deny | Edit
@@ -57,19 +59,22 @@ class Approvals:
         *,
         status: Sequence[ApprovalState | str] | str = ApprovalState.PENDING,
         run: str | None = None,
+        tool: str | None = None,
         limit: int = 100,
         offset: int = 0,
     ) -> Requests:
-        """Requests in the state or states ``status`` (empty: all) of a ``run`` (None: of all), newest first."""
+        """Requests in the state or states ``status`` (empty: all) of a ``run`` (None: of all), newest first.
+
+        ``tool``: only of the tool of this name, or of a glob of names.
+        """
         check_count("limit", limit, least=1)
         check_count("offset", offset)
         wanted = [status] if isinstance(status, str) else list(status)
         for state in wanted:
             check_choice("status", str(state), [known.value for known in ApprovalState])
-        found = self._store.list_approvals(
-            states=[ApprovalState(state) for state in wanted], namespace=self._namespace, run_id=run, limit=limit,
-            offset=offset,
-        )  # fmt: skip
+        states = [ApprovalState(state) for state in wanted]
+        read = functools.partial(self._store.list_approvals, states=states, namespace=self._namespace, run_id=run)
+        found = only_of_tool(self._store, tool, read, limit=limit, offset=offset)
         now = [decisions.as_due(self._store, record) for record in found]
         return [self._view(record) for record in now if not wanted or record.state in wanted]
 
@@ -347,7 +352,8 @@ class Approvals:
                 f"the grant of {grant.by!r} is for {grant.to!r}, not for {vote.by!r}; nothing was decided",
                 tool_ran="no",
             )
-        if grant.namespace != record.namespace or not grant.covers(record.tool) or not _holds(grant, record):
+        names = ToolNames(self._store, record.namespace).of(record.tool)
+        if grant.namespace != record.namespace or not grant.covers(*names) or not _holds(grant, record):
             raise ResolutionError(
                 f"the grant of {grant.by!r} is about {grant.tools!r}{f' when {grant.when}' if grant.when else ''}, not "
                 f"about the request {record.id}; nothing was decided",

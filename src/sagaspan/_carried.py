@@ -11,11 +11,13 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
+from sagaspan._names import is_glob
 from sagaspan.amounts import Unit
 from sagaspan.budget import Budget, window_start
 from sagaspan.ledger.limits import row_of
 from sagaspan.ledger.records import RunRecord, RunState, UsageTotals
 from sagaspan.ledger.store import CarryChange, Store
+from sagaspan.ledger.tool_names import ToolNames
 from sagaspan.scopes import scope_of_run, scope_of_tool_in_run, spellings
 
 _OPEN = (RunState.RUNNING, RunState.PAUSED, RunState.HELD)
@@ -44,12 +46,15 @@ def _used(store: Store, namespace: str, pattern: str, since_us: int) -> Iterator
     kind, _, name = pattern.partition(":")
     if kind == "run":
         yield from _used_by_runs(store, namespace, name, since_us)
-    elif not any(character in name for character in "*?["):
-        for totals in store.usage_of(namespace, {kind: name}, since_us=since_us):
-            yield pattern, totals
+    elif not is_glob(name):
+        for one in sorted({name, *(ToolNames(store, namespace).tools(name) if kind == "tool" else ())}):
+            for totals in store.usage_of(namespace, {kind: one}, since_us=since_us):
+                yield f"{kind}:{one}", totals
     else:
+        names = ToolNames(store, namespace)
         for totals in store.usage_of(namespace, {}, since_us=since_us, by=kind):
-            if totals.key is not None and fnmatch.fnmatchcase(f"{kind}:{totals.key}", pattern):
+            known_as = () if totals.key is None else names.of(totals.key) if kind == "tool" else (totals.key,)
+            if any(fnmatch.fnmatchcase(f"{kind}:{one}", pattern) for one in known_as):
                 yield f"{kind}:{totals.key}", totals
 
 
@@ -62,11 +67,12 @@ def _used_by_runs(store: Store, namespace: str, name: str, since_us: int) -> Ite
             yield scope_of_run(id_), _of_run(store, run, since_us)
     outer, _, tool = name.rpartition("/")
     for whose, which in dict.fromkeys(((outer, tool), (unquote(outer), unquote(tool)))):  # of one tool in one run
-        scope = scope_of_tool_in_run(whose, which)
-        if outer and f"run:{name}" in spellings(scope) and store.get_run(namespace, whose) is not None:
+        is_meant = f"run:{name}" in spellings(scope_of_tool_in_run(whose, which))
+        if outer and is_meant and store.get_run(namespace, whose) is not None:
             found = True
-            for totals in store.usage_of(namespace, {"run": whose, "tool": which}, since_us=since_us):
-                yield scope, totals
+            for one in sorted({which, *ToolNames(store, namespace).tools(which)}):
+                for totals in store.usage_of(namespace, {"run": whose, "tool": one}, since_us=since_us):
+                    yield scope_of_tool_in_run(whose, one), totals
     for run in () if found else _open_runs(store, namespace):  # no other one calls anything
         if fnmatch.fnmatchcase(run.id, name):
             yield scope_of_run(run.id), _of_run(store, run, since_us)

@@ -32,7 +32,7 @@ from sagaspan._told import remember_call
 from sagaspan._tool import Tool, redefined
 from sagaspan.approvers import Approver
 from sagaspan.budget import Budget
-from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, SagaspanError
+from sagaspan.exceptions import ApprovalPending, ConfigurationError, PolicyDenied, SagaspanError, StoreError
 from sagaspan.keys import CallKey, KeySource
 from sagaspan.ledger.budgets import agent_of
 from sagaspan.ledger.fail_open import Outage, may_run_unrecorded
@@ -42,6 +42,7 @@ from sagaspan.ledger.ledger import Ledger
 from sagaspan.ledger.limits import Limits
 from sagaspan.ledger.records import CallRecord, CallState, Phase, RunRecord, call_info
 from sagaspan.ledger.store import Store
+from sagaspan.ledger.tool_names import record_names
 from sagaspan.loops import ALLOWED
 from sagaspan.notify import Notify
 from sagaspan.scopes import BudgetBook
@@ -89,6 +90,7 @@ class Engine:
         self.budget = budget
         self.loop = loop
         self.at_first_end: Callable[[], None] | None = None
+        self.before_first_call: Callable[[], None] | None = None
         self._unsaid: set[str] = set()
         self.middleware = users_layers(middleware)
         self.innermost: tuple[Middleware, ...] = ()
@@ -97,6 +99,7 @@ class Engine:
 
     def _work_on(self, store: Store) -> None:
         self.store = store
+        self._names_on_record: set[tuple[str, ...]] = set()
         if self.codec is not None:
             store.seal.encrypt(self.namespace, self.codec)
         self.known.work_on(store.seal)
@@ -184,8 +187,7 @@ class Engine:
         """Send one call through the onion; returns what the caller of the tool gets, or raises it."""
         if self.in_force.watch is not None:
             tool = await self.in_force.as_now(tool, backend)
-        if self.known.unresolved:
-            self.known.resolve_names()
+        await self._prepare(tool, backend)
         if self.codec is not None:
             await self.spelling.prove_codec(backend)
         run = self.run_in_force(backend, tool)
@@ -210,6 +212,20 @@ class Engine:
                 raise
             finally:
                 run.in_flight.forget(in_flight)
+
+    async def _prepare(self, tool: Tool, backend: Backend) -> None:
+        """Do what is done once, before the first call of any tool or of this one; raises ``ConfigurationError``."""
+        if self.before_first_call is not None:
+            self.before_first_call()
+        if self.known.unresolved:
+            self.known.resolve_names(tool)
+        if len(tool.known_as) > 1 and tool.known_as not in self._names_on_record:
+            try:
+                await backend.io(record_names, self.store, self.namespace, tool.known_as, tool.title)
+            except StoreError as error:  # the claim decides what a store that is down means for this call
+                _log.debug("the names of tool %r are not on record: %s", tool.name, error)
+            else:
+                self._names_on_record.add(tool.known_as)
 
     async def _call_in(self, run: Run, call: Call) -> Result:
         """Send a call of a run through the onion, and keep the run's books of it."""
@@ -244,6 +260,7 @@ class Engine:
         tool = await self.in_force.as_now(tool, backend)
         if not self.may_ask(tool):
             return None
+        await self._prepare(tool, backend)
         run = self.run_in_force(backend, tool)
         call = make_call(self, tool, arguments, {}, tool.invoke, backend, origin, run)
         if run is not None:
@@ -259,6 +276,8 @@ class Engine:
 
         One that was claimed before is judged again: by the policy in force, its budgets, and who must approve.
         """
+        if self.known.unresolved:
+            self.known.resolve_names(tool)
         again = record.scheduled_seq is not None
         if again and self.in_force.watch is not None:
             tool = await self.in_force.as_now(tool, backend)

@@ -84,7 +84,8 @@ def explain(
 
     Raises ``ConfigurationError`` for arguments that the tool does not take.
     """
-    rules = () if file is None else file.rules.of(name)
+    known_as = (name,) if tool is None else tool.known_as
+    rules = () if file is None else file.rules.of(*known_as)
     if tool is not None:
         arguments = _bound(tool, arguments)
     values = _values(name, arguments, facts)

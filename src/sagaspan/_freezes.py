@@ -12,6 +12,7 @@ from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger import freezes
 from sagaspan.ledger.records import FreezeRecord, moment
 from sagaspan.ledger.store import Store
+from sagaspan.ledger.tool_names import ToolNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,8 @@ def freeze(store: Store, namespace: str, scope: str, *, reason: str, actor: str 
     if not str(reason or "").strip():
         raise ConfigurationError(f"reason={reason!r} is empty; write why, for whoever finds it frozen")
     record = FreezeRecord(
-        namespace=namespace, scope=freezes.check_freezable(scope), reason=reason, actor=actor or owner.os_user(),
-        at_us=now_us(),
+        namespace=namespace, scope=_spelt(store, namespace, freezes.check_freezable(scope)), reason=reason,
+        actor=actor or owner.os_user(), at_us=now_us(),
     )  # fmt: skip
     freezes.freeze(store, record)
     return _view(record)
@@ -39,8 +40,13 @@ def freeze(store: Store, namespace: str, scope: str, *, reason: str, actor: str 
 
 def unfreeze(store: Store, namespace: str, scope: str, *, actor: str | None) -> Frozen:
     """Let ``scope`` go on; raises ``ConfigurationError``, ``ResolutionError`` or ``StoreError``."""
-    by = actor or owner.os_user()
-    return _view(freezes.unfreeze(store, namespace, freezes.check_freezable(scope), actor=by, at_us=now_us()))
+    scope = _spelt(store, namespace, freezes.check_freezable(scope))
+    return _view(freezes.unfreeze(store, namespace, scope, actor=actor or owner.os_user(), at_us=now_us()))
+
+
+def _spelt(store: Store, namespace: str, scope: str) -> str:
+    """Return ``scope`` as it is frozen already, maybe under another name of the tool."""
+    return ToolNames(store, namespace).spelt_in(scope, [record.scope for record in store.freezes_of(namespace)])
 
 
 def frozen(store: Store, namespace: str | None) -> Sequence[Frozen]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Final, Literal, ParamSpec, Self, TypeVar, overload
 
 from opentelemetry.trace import INVALID_SPAN, Span, Tracer, TracerProvider
 
@@ -35,6 +35,7 @@ from sagaspan._llm_function import metered
 from sagaspan._loops import check_loop
 from sagaspan._making import Equal, Origin
 from sagaspan._middleware import Middleware
+from sagaspan._names import model_name
 from sagaspan._noted import note_policy
 from sagaspan._opening import OnInterrupt, Orphans, made_run
 from sagaspan._policy_file import PolicyFile
@@ -61,6 +62,7 @@ from sagaspan.scopes import KINDS, BudgetBook, combined
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
 _log = logging.getLogger("sagaspan")
+_LATE: Final = "If a tool of that name is declared later, declare it before the first call of any tool"
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -139,7 +141,7 @@ class Guard:
         stamp = stamp_of(Path(policies)) if isinstance(policies, str | Path) else None  # before it is read
         file = PolicyFile.read(Path(policies)) if isinstance(policies, str | Path) else None
         self._file = PolicyBook(None, source="policies") if file is None else file.tools
-        self._named: set[str] = set()
+        self._named: dict[str, tuple[str, ...]] = {}
         self._on_interrupt = on_interrupt
         tables: Mapping[str, Any] = {} if file is None else file.tables
         self.prices = load_prices(tables.get("prices") if prices is None else prices)
@@ -164,6 +166,7 @@ class Guard:
             policy=file,
         )
         self._engine.at_first_end = self._warn_of_unused
+        self._engine.before_first_call = self._refuse_misspelt
         self._given = prices, budget, budgets, fail_open, mode
         if file is not None:
             self._engine.in_force.watch = PolicyWatch(file, stamp, self._put_in_force, self._note_policy)
@@ -238,16 +241,26 @@ class Guard:
             declared = Policy(**fields)
         except ConfigurationError as error:
             raise ConfigurationError(f"tool {name!r}: {error}") from error
-        tool = tool_of(function, name=name, policy=self.policy_for(name, declared))
+        tool = self._tool(function, name, declared)
         self._engine.known.register(tool)
         return guarded_function(self._engine, tool)
 
-    def policy_for(self, name: str, declared: Policy, wrapped: PolicyBook | None = None) -> Policy:
-        """The policy in force for a tool: file over wrap over guard over what the tool itself declares."""
-        self._named.add(name)
-        wrap = () if wrapped is None else (("wrap", wrapped.for_tool(name)),)
+    def _tool(self, function: Callable[..., Any], name: str, declared: Policy, *wrapped: PolicyBook) -> Tool:
+        """The function ``function`` as a tool, which models see by a name that they take."""
+        alias = model_name(name)
+        return tool_of(
+            function, name=name, aliases=(alias,), policy=self.policy_for(name, declared, *wrapped, aliases=(alias,))
+        )
+
+    def policy_for(self, name: str, declared: Policy, *wrapped: PolicyBook, aliases: Sequence[str] = ()) -> Policy:
+        """Return the policy in force for a tool: file over wrap over guard over what the tool itself declares.
+
+        Entries may use the tool's ``name`` or one of its ``aliases``. Of several ``wrapped`` the last is strongest.
+        """
+        names = self._named[name] = tuple(dict.fromkeys((name, *aliases)))
         found = (
-            ("decorator", declared), ("guard", self._book.for_tool(name)), *wrap, ("file", self._file.for_tool(name)),
+            ("decorator", declared), ("guard", self._book.for_tool(*names)),
+            *(("wrap", book.for_tool(*names)) for book in wrapped), ("file", self._file.for_tool(*names)),
         )  # fmt: skip
         return Policy.combined(tuple((source, policy) for source, policy in found if policy.model_fields_set))
 
@@ -256,16 +269,28 @@ class Guard:
         """The names of the tools declared so far."""
         return sorted(self._named)
 
+    @property
+    def _all_names(self) -> set[str]:
+        return {name for names in self._named.values() for name in names}
+
     def unused_policies(self) -> list[str]:
         """A sentence for every name or glob of this guard's policies that fits no tool declared so far, and for every
         argument that a rule looks for and none of its tools has.
         """
-        file = self._engine.policy
+        file, names = self._engine.policy, self._all_names
         rules = None if file is None else file.rules
-        by_rules = () if rules is None else rules.unfit(self._named)
-        never = () if rules is None else rules.never_held(self._engine.known.parameters_of(self._named))
-        found = (*self._file.unfit(self._named), *by_rules, *never, *self._book.unfit(self._named))
+        by_rules = () if rules is None else rules.unfit(names)
+        never = () if rules is None else rules.never_held(self._engine.known.parameters_of(self._named.values()))
+        found = (*self._file.unfit(names), *by_rules, *never, *self._book.unfit(names))
         return [sentence for _, sentence in found]
+
+    def _refuse_misspelt(self) -> None:
+        """Refuse an entry of this guard's own policies that is a slip; raises ``ConfigurationError``.
+
+        An entry that fits no tool and resembles none is for a tool that is declared later: a warning names it.
+        """
+        self._book.check_misspelt(self._all_names, where="this guard", remedy=_LATE)
+        self._engine.before_first_call = None
 
     def _warn_of_unused(self) -> None:
         for sentence in self.unused_policies():
@@ -295,6 +320,7 @@ class Guard:
 
         Raises ``ConfigurationError`` for an object no adapter knows, or a policy for a tool it does not have.
         """
+        check_name("name", name, optional=True)
         check_choice("on_interrupt", on_interrupt, (None, "hold", "compensate"))
         book = PolicyBook(policies, source="wrap(policies)")
         own = budgets_of(budget, where="wrap(budget)")
@@ -774,7 +800,7 @@ class Guard:
 
 def guard_function(guard: Guard, function: Callable[..., Any], name: str, book: PolicyBook) -> Callable[..., Any]:
     """``function`` as a guarded one called ``name``, under the policies of ``book`` (for adapters)."""
-    tool = tool_of(function, name=name, policy=guard.policy_for(name, Policy(), book))
+    tool = guard._tool(function, name, Policy(), book)  # noqa: SLF001 - the same room
     engine = guard._engine  # noqa: SLF001 - the same room
     engine.known.register(tool)
     return guarded_function(engine, tool)

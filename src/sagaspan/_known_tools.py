@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from sagaspan._call import Result
 from sagaspan._compensation import Compensation, compensation_of, same_handler
+from sagaspan._names import misspelt
 from sagaspan._policy_in_force import PolicyInForce
 from sagaspan._probe import Probe
 from sagaspan._tool import Reads, Tool, check_handlers, expectation
@@ -39,6 +40,7 @@ class KnownTools:
         self.tools: dict[str, Tool] = {}
         self.defined: weakref.WeakSet[Tool] = weakref.WeakSet()
         self.unresolved: set[Tool] = set()
+        self._wrapped: weakref.WeakKeyDictionary[Tool, object] = weakref.WeakKeyDictionary()
         # None: two of that name undo different things, so only the run that made a call knows which is meant.
         self._compensations: dict[tuple[str, str], Compensation | None] = {}
         self._made_with: dict[str, Compensation] = {}
@@ -97,16 +99,24 @@ class KnownTools:
         found = {tool.reads for tool in list(self.defined) if tool.name == name}
         return found.pop() if len(found) == 1 else None
 
-    def parameters_of(self, names: Iterable[str]) -> dict[str, tuple[str, ...] | None]:
+    def parameters_of(self, tools: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...] | None]:
         """What the tools of these names take; None for one that is not there any more."""
-        return {**dict.fromkeys(names), **{tool.name: tool.parameters for tool in list(self.defined)}}
+        return {**dict.fromkeys(tools), **{tool.known_as: tool.parameters for tool in list(self.defined)}}
 
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Forget what was declared within if it fails: half a wrapped agent must not get in the way of another."""
+        """Forget what was declared within if it fails: half a wrapped agent must not get in the way of another.
+
+        Raises ``ConfigurationError`` for a compensation whose name is nearly that of a tool.
+        """
         before = dict(self.tools), set(self.unresolved), dict(self._compensations), dict(self._deferred)
+        defined = set(self.defined)
         try:
             yield
+            wrap = object()
+            self._wrapped.update(dict.fromkeys(set(self.defined) - defined, wrap))
+            for tool in self.unresolved - before[1]:
+                self._refuse_misspelt(tool)
         except BaseException:
             self.tools, self.unresolved, self._compensations, self._deferred = before
             raise
@@ -125,10 +135,10 @@ class KnownTools:
 
     def find_compensation(self, call: CallRecord) -> Compensation | None:
         """The compensation registered for a recorded call, or None."""
-        if self.unresolved:
+        for tool in [tool for tool in self.unresolved if tool.name == call.tool]:
             try:
-                self.resolve_names()
-            except ConfigurationError as error:  # of another tool: what can be undone still is
+                self._resolve(tool)
+            except ConfigurationError as error:
                 _log.warning("%s", error)
         found = self._made_with.get(call.id) or self._compensations.get((call.tool, call.compensate or ""))
         # What was to be asked before it is undone is not left out, because somebody took that away since.
@@ -157,24 +167,47 @@ class KnownTools:
         found = self._probes.get(call.tool) if call.phase is Phase.FORWARD else None
         return None if found is None or hides(call, found, about=()) else found
 
-    def resolve_names(self) -> None:
-        """Look up every compensation named by a string; raises ``ConfigurationError``, before any body has run."""
-        for tool in list(self.unresolved):
-            name = str(tool.policy.compensate)
-            undo = self.tools.get(name)
-            if undo is None:
-                near = difflib.get_close_matches(name, list(self.tools), n=3)
-                hint = f"did you mean {', '.join(near)}?" if near else "register it with @guard.tool"
-                raise ConfigurationError(f"tool {tool.name!r}: there is no tool {name!r} to compensate it; {hint}")
-            where = f"tool {tool.name!r}"
-            compensation = compensation_of(
-                undo.function, tool.parameters, where=where, name=name, empty_safe=tool.policy.empty_safe,
-                expect=expectation(tool.policy), timeout=undo.policy.timeout,
-            )  # fmt: skip
-            if tool.redaction is not None:
-                check_handlers(tool.redaction, compensation, None, where)
-            self._know(tool.name, compensation)
-            self.unresolved.discard(tool)
+    def resolve_names(self, called: Tool) -> None:
+        """Look up the compensations named by strings of ``called`` and of what was wrapped with it.
+
+        Raises ``ConfigurationError``, before any of their bodies has run.
+        """
+        wrap = self._wrapped.get(called, called)
+        for tool in [tool for tool in self.unresolved if tool is called or self._wrapped.get(tool) is wrap]:
+            self._resolve(tool)
+
+    def _resolve(self, tool: Tool) -> None:
+        name, where = str(tool.policy.compensate), f"tool {tool.name!r}"
+        undo = self._find(name)
+        if undo is None:
+            raise self._no_compensation(tool, self._names())
+        compensation = compensation_of(
+            undo.function, tool.parameters, where=where, name=name, empty_safe=tool.policy.empty_safe,
+            expect=expectation(tool.policy), timeout=undo.policy.timeout,
+        )  # fmt: skip
+        if tool.redaction is not None:
+            check_handlers(tool.redaction, compensation, None, where)
+        self._know(tool.name, compensation)
+        self.unresolved.discard(tool)
+
+    def _find(self, name: str) -> Tool | None:
+        found = (tool for tool in self.tools.values() if name in tool.known_as)
+        return self.tools.get(name) or next(found, None)
+
+    def _names(self) -> set[str]:
+        return {name for tool in list(self.defined) for name in tool.known_as}
+
+    def _refuse_misspelt(self, tool: Tool) -> None:
+        """Refuse a compensation that no tool has and one nearly has; another name may be declared after the wrap."""
+        name = str(tool.policy.compensate)
+        if self._find(name) is None and (near := misspelt(name, self._names() - {*tool.known_as})):
+            raise self._no_compensation(tool, near)
+
+    def _no_compensation(self, tool: Tool, names: Iterable[str]) -> ConfigurationError:
+        name = str(tool.policy.compensate)
+        near = difflib.get_close_matches(name, sorted({*names} - {*tool.known_as}), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "register it with @guard.tool"
+        return ConfigurationError(f"tool {tool.name!r}: there is no tool {name!r} to compensate it; {hint}")
 
     def counts_in_loops(self, tool: str, otherwise: int | Literal[False]) -> bool:
         """Whether calls of ``tool`` that bring the same again are steps of a loop."""

@@ -170,13 +170,13 @@ def _of_rule(number: int, source: str, line: int | None, attempt: Callable[[], o
 def _for_tools(file: PolicyFile, tools: Sequence[Tool], lines: Lines) -> Iterator[Problem]:
     """What is wrong with the file for these tools."""
     for tool in tools:
-        for one in file.rules.of(tool.name):
+        for one in file.rules.of(*tool.known_as):
             at = lines.of(("rules",), "when", one.number)
-            checked = partial(one.check, tool.name, tool.parameters, _approval_of(tool, file))
+            checked = partial(one.check, tool.known_as, tool.parameters, _approval_of(tool, file))
             yield from _of_rule(one.number, one.source, at, checked)
         at = lines.of(("tools", tool.name))
         yield from _tried(f"[tools.{tool.name}]", at, partial(redefined, tool, file.tools))
-    yield from _unused(file, {tool.name: tool.parameters for tool in tools}, lines)
+    yield from _unused(file, {tool.known_as: tool.parameters for tool in tools}, lines)
 
 
 def _approval_of(tool: Tool, file: PolicyFile) -> Approval | None:
@@ -187,10 +187,11 @@ def _approval_of(tool: Tool, file: PolicyFile) -> Approval | None:
         return None
 
 
-def _unused(file: PolicyFile, tools: Mapping[str, Collection[str]], lines: Lines) -> Iterator[Problem]:
-    for name, sentence in file.tools.unfit(tools):
+def _unused(file: PolicyFile, tools: Mapping[tuple[str, ...], Collection[str]], lines: Lines) -> Iterator[Problem]:
+    names = {name for known_as in tools for name in known_as}
+    for name, sentence in file.tools.unfit(names):
         yield Problem(line=lines.of(("tools", name)), where=f"[tools.{name}]", message=sentence, warning=True)
-    for one, sentence in file.rules.unfit(tools):
+    for one, sentence in file.rules.unfit(names):
         at = lines.of(("rules",), "tools", one.number)
         yield Problem(line=at, where=f"rule {one.number}", message=sentence, warning=True)
     for one, sentence in file.rules.never_held(tools):

@@ -49,7 +49,7 @@ class PolicyInForce:
     def check(self, tool: Tool) -> None:
         """Refuse a tool that the rules of the file do not fit; raises ``ConfigurationError``."""
         if self.file is not None:
-            self.file.rules.check(tool.name, tool.parameters, tool.policy.approval)
+            self.file.rules.check(tool.known_as, tool.parameters, tool.policy.approval)
 
     def redefined(self, tool: Tool) -> Tool:
         """``tool`` as the file has it."""
@@ -65,7 +65,7 @@ class PolicyInForce:
 
 def check_adoptable(tools: Mapping[str, Tool], before: Tool, tool: Tool, file: PolicyFile) -> None:
     """Refuse ``tool``, which is ``before`` as ``file`` has it, where it does not fit what is declared here."""
-    file.rules.check(tool.name, tool.parameters, tool.policy.approval)
+    file.rules.check(tool.known_as, tool.parameters, tool.policy.approval)
     undo = tool.policy.compensate
     if isinstance(undo, str) and undo != before.policy.compensate and undo not in tools:
         raise ConfigurationError(f"{file.path}: tool {tool.name!r}: there is no tool {undo!r} to compensate it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from sagaspan._checks import check_name, signature_of
@@ -47,7 +47,8 @@ class Tool:
     of them that are nobody's error. ``send`` runs the body of a deferred call with what was recorded of its arguments
     (None: as the function is called). ``reads`` is the schema by which the arguments of an edit are read (None: they
     are taken as they are). ``made_with`` tells the object that ``function`` is a method of from others, where a
-    framework's class is the tool (None: it is not).
+    framework's class is the tool (None: it is not). ``known_as`` are all its names, ``name`` first, and ``title`` is
+    what people are shown instead of ``name`` (empty: ``name`` itself).
     """
 
     name: str
@@ -71,6 +72,8 @@ class Tool:
     reads: Reads | None = None
     redaction: Redaction | None = None
     made_with: MadeWith | None = None
+    known_as: tuple[str, ...] = ()
+    title: str = ""
     plain: bool = dataclasses.field(init=False)
     positional: bool = dataclasses.field(init=False)
     names: frozenset[str] = dataclasses.field(init=False)
@@ -79,6 +82,7 @@ class Tool:
     def __post_init__(self) -> None:
         """What every call asks of the signature is asked of it once."""
         kinds = {parameter.kind for parameter in self.signature.parameters.values()}
+        object.__setattr__(self, "known_as", self.known_as or (self.name,))
         object.__setattr__(self, "plain", kinds <= _PLAIN)
         object.__setattr__(self, "names", frozenset(self.parameters))
         object.__setattr__(self, "receiver", _receiver(self.signature))
@@ -157,6 +161,8 @@ def tool_of(
     function: Callable[..., Any],
     *,
     name: str | None = None,
+    aliases: Iterable[str] = (),
+    title: str = "",
     policy: Policy,
     signature: inspect.Signature | None = None,
     is_async: bool | None = None,
@@ -207,6 +213,8 @@ def tool_of(
         reads=reads,
         redaction=redaction,
         made_with=made_with,
+        known_as=tuple(dict.fromkeys((name, *aliases))),
+        title=title,
     )
     if redaction is not None:
         _check_redaction(tool, redaction, where)
@@ -215,7 +223,7 @@ def tool_of(
 
 def redefined(tool: Tool, file: PolicyBook) -> Tool:
     """``tool`` under the policies of another ``file``; itself if they say the same. Raises ``ConfigurationError``."""
-    said = file.for_tool(tool.name)
+    said = file.for_tool(*tool.known_as)
     sources = tuple(
         (source, said if source == "file" else policy)
         for source, policy in tool.policy.sources or (("decorator", tool.policy),)
@@ -226,7 +234,8 @@ def redefined(tool: Tool, file: PolicyBook) -> Tool:
     if policy == tool.policy:
         return tool
     return tool_of(
-        tool.function, name=tool.name, policy=policy, signature=tool.signature, is_async=tool.is_async,
+        tool.function, name=tool.name, aliases=tool.known_as[1:], title=tool.title, policy=policy,
+        signature=tool.signature, is_async=tool.is_async,
         context=tool.context, description=tool.description, suspends=tool.suspends, pauses=tool.pauses,
         send=tool.send, reads=tool.reads,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from sagaspan.exceptions import ConfigurationError
 from sagaspan.ledger.limits import row_of, setting
 from sagaspan.ledger.records import BudgetRecord, LimitRecord, UsageTotals
 from sagaspan.ledger.store import LimitChange, Store
+from sagaspan.ledger.tool_names import ToolNames
 from sagaspan.scopes import check_scope, scope_of_run
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def spending_of(
 
     ``own`` are the budgets that a run was given; None: those that its latest call found.
     """
+    names = ToolNames(engine.store, engine.namespace)
+    which = {kind: names.canonical(f"{kind}:{name}").partition(":")[2] for kind, name in which.items()}
     totals = engine.store.usage_of(engine.namespace, which, since_us=since_us(since))
     found = _spending(totals[0] if totals else UsageTotals())
     if len(which) != 1:
@@ -65,7 +68,7 @@ def spending_of(
     engine.limits.reload()
     if own is None and "run" in which:
         own = _given_to_run(engine, which["run"], scope)
-    return _with_budgets(engine, scope, engine.limits.of(scope, own or ()), found)
+    return _with_budgets(engine, scope, engine.limits.of(*names.scopes(scope), own=own or ()), found)
 
 
 def _given_to_run(engine: Engine, run_id: str, scope: str) -> tuple[Budget, ...]:

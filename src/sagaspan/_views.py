@@ -32,11 +32,13 @@ from sagaspan.ledger.records import (
 )
 from sagaspan.ledger.resolution import DUPLICATE, Resolution, decided_by_hand, happened_after_all
 from sagaspan.ledger.store import CallChange, Store
+from sagaspan.ledger.tool_names import only_of_tool
 from sagaspan.ledger.transitions import CallEvent, move_call
 
 _OVER: Final = (RunState.COMPLETED, RunState.COMPENSATED, RunState.PARTIALLY_COMPENSATED)
 
 Infos: TypeAlias = list[CallInfo]
+Records: TypeAlias = list[CallRecord]
 Pairs: TypeAlias = list[tuple[CallInfo, CallInfo | None]]
 
 
@@ -109,20 +111,24 @@ class Calls:
         *,
         status: Sequence[CallState | str] | str = (),
         open: bool = True,  # noqa: A002 - as it reads
+        tool: str | None = None,
         limit: int = 100,
         offset: int = 0,
     ) -> list[CallInfo]:
         """Calls of the states ``status``, newest first; without it those that are not settled (``open=False``: all).
 
+        ``tool``: only of the tool of this name, or of a glob of names.
         A read or a call of a model in doubt is settled: what it may have cost is booked, and nobody decides about it.
         """
         _check_page(limit, offset)
-        if open and not status:
-            found = self._store.open_calls(limit + offset, namespace=self._namespace)[offset:]
-        else:
-            states = _states(CallState, status)
-            found = self._store.list_calls(states=states, namespace=self._namespace, limit=limit, offset=offset)
-        return [call_info(record) for record in found]
+        states = _states(CallState, status)
+
+        def read(*, limit: int, offset: int) -> Records:
+            if open and not states:
+                return self._store.open_calls(limit + offset, namespace=self._namespace)[offset:]
+            return self._store.list_calls(states=states, namespace=self._namespace, limit=limit, offset=offset)
+
+        return [call_info(record) for record in only_of_tool(self._store, tool, read, limit=limit, offset=offset)]
 
     def duplicates(self, limit: int = 100) -> Pairs:
         """Effects that came twice and still stand: the extra one and the call it belongs to, newest first."""

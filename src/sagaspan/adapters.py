@@ -13,6 +13,7 @@ from sagaspan._context import approver_here, execution_here, hearing, task_here
 from sagaspan._foreign import is_from, keyword_signature, under_name
 from sagaspan._guard import guard_function
 from sagaspan._llm import LlmCall
+from sagaspan._names import model_name
 from sagaspan._question import Question
 from sagaspan._reaper import finalize
 from sagaspan._sameness import MadeWith
@@ -24,6 +25,6 @@ from sagaspan.policy import PolicyBook
 
 __all__ = [
     "Adapter", "LlmCall", "MadeWith", "PolicyBook", "Question", "Tool", "approver_here", "beside", "end_span",
-    "execution_here", "finalize", "guard_function", "hearing", "is_from", "keyword_signature", "start_span",
-    "task_here", "told", "told_of_tool", "tool_behind", "under_name",
+    "execution_here", "finalize", "guard_function", "hearing", "is_from", "keyword_signature", "model_name",
+    "start_span", "task_here", "told", "told_of_tool", "tool_behind", "under_name",
 ]  # fmt: skip

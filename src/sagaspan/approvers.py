@@ -31,6 +31,7 @@ class ApprovalRequest:
     it, in rows of at most 76 columns, and ``shown`` its hash; ``cut`` are the arguments of which it has a part only.
     ``approvers`` people must agree, each with one of ``roles`` if there are any, and known at least as surely as
     ``assurance`` says; ``approved_by`` are those who have. ``edits`` is the request that this one took the place of.
+    ``title`` is the name of the tool for people: of a tool of an MCP server, ``SERVER/TOOL``.
     """
 
     id: str
@@ -59,6 +60,7 @@ class ApprovalRequest:
     shown: str = ""
     subject: str = field(repr=False, default="")
     text: str = field(repr=False, default="")
+    title: str = ""
 
     @property
     def whole(self) -> str:

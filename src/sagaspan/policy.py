@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import functools
 import os
 import re
@@ -21,6 +19,7 @@ from pydantic import BeforeValidator, Field
 
 from sagaspan._checks import check_mapping, described
 from sagaspan._declared import DeclaredModel
+from sagaspan._names import matches, misspelt, nearest
 from sagaspan.assurance import Assurance, stricter
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.rate import Rate
@@ -334,38 +333,50 @@ class PolicyBook:
                 raise ConfigurationError(f"{source} names a tool {name!r}; write its name, or a glob such as 'pay_*'")
         self._by_name = {name: _as_policy(name, policy, source) for name, policy in (policies or {}).items()}
 
-    def for_tool(self, name: str) -> Policy:
-        """The policy of tool ``name``, undecided in every field if this source does not name it."""
-        exact = self._by_name.get(name)
-        found = [] if exact is None else [exact]
+    def for_tool(self, *names: str) -> Policy:
+        """The policy of the tool of these ``names``, undecided in every field if this source does not name it.
+
+        Of two entries with names of one tool, the one with its canonical name wins.
+        """
+        exact = [self._by_name[name] for name in dict.fromkeys(names) if name in self._by_name]
+        found = list(exact)
         for pattern, policy in self._by_name.items():
-            if policy is not exact and _is_glob(pattern) and fnmatch.fnmatchcase(name, pattern):
+            if pattern not in names and matches(pattern, names):
                 found.append(policy if not found else policy.adding)
         return functools.reduce(lambda stronger, weaker: stronger.over(weaker), found) if found else _UNDECIDED
 
-    def names(self) -> list[str]:
-        """The names that are not globs."""
-        return [name for name in self._by_name if not _is_glob(name)]
+    def names_one(self, names: Collection[str]) -> bool:
+        """Return whether an entry that is no glob is for the tool of these ``names``."""
+        return any(name in self._by_name for name in names)
 
     def unfit(self, tools: Collection[str]) -> Iterator[tuple[str, str]]:
         """Each name or glob that fits none of ``tools``, with a sentence that has the nearest of them."""
         for name in self._by_name:
-            if not (any(fnmatch.fnmatchcase(tool, name) for tool in tools) if _is_glob(name) else name in tools):
+            if name != "*" and not matches(name, tools):
                 sentence = f"{self.source} has a policy for {name!r}, but this guard has no such tool"
-                yield name, f"{sentence}; {_near(name, tools)}"
+                yield name, f"{sentence}; {nearest(name, tools)}"
 
-    def check_names(self, tools: list[str], *, where: str) -> None:
-        """Refuse a policy for a tool that ``where`` does not have; raises ``ConfigurationError`` with near names."""
-        for name in self.names():
-            if name not in tools:
+    def check_names(self, tools: Collection[str], *, where: str) -> None:
+        """Refuse a name or glob that fits none of ``tools``; raises ``ConfigurationError`` with the nearest names."""
+        for name, _ in self.unfit(tools):
+            raise ConfigurationError(
+                f"{self.source} names the tool {name!r}, which {where} does not have; {nearest(name, tools)}"
+            )
+
+    def check_misspelt(self, tools: Collection[str], *, where: str, remedy: str) -> list[str]:
+        """Refuse a name or glob that fits none of ``tools`` and nearly is one; return the others that fit none.
+
+        Raises ``ConfigurationError`` with the nearest names and the ``remedy``.
+        """
+        others = [name for name, _ in self.unfit(tools)]
+        for name in others:
+            # A tool that has an entry of its own is not what another entry was meant for: pay_1, pay_2.
+            if near := misspelt(name, [tool for tool in tools if tool not in self._by_name]):
                 raise ConfigurationError(
-                    f"{self.source} names the tool {name!r}, which {where} does not have; {_near(name, tools)}"
+                    f"{self.source} names the tool {name!r}, which {where} does not have; did you mean "
+                    f"{', '.join(near)}? {remedy}"
                 )
-
-
-def _near(name: str, tools: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, tools, n=3)
-    return f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(sorted(tools)) or 'none'}"
+        return others
 
 
 _UNDECIDED = Policy()
@@ -428,7 +439,3 @@ def _as_policy(name: str, policy: Policy | Mapping[str, Any], source: str) -> Po
         return Policy(**policy)
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}, tool {name!r}: {error}") from error
-
-
-def _is_glob(name: str) -> bool:
-    return any(character in name for character in "*?[")

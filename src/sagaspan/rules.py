@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-import fnmatch
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from sagaspan._checks import described
 from sagaspan._declared import DeclaredModel
+from sagaspan._names import is_glob, matches, nearest
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.expressions import Expression
 from sagaspan.policy import Approval, Policy
@@ -116,12 +116,11 @@ class Rule(DeclaredModel):
     @property
     def names_exactly(self) -> bool:
         """Whether all its tools are names, none a glob."""
-        return not any(map(_is_glob, self.tools))
+        return not any(map(is_glob, self.tools))
 
-    def is_about(self, tool: str) -> bool:
-        """Whether the rule is one for ``tool``."""
-        # The name itself first: a tool may be called pay[eu], which is a glob that does not fit it.
-        return any(name == tool or (_is_glob(name) and fnmatch.fnmatchcase(tool, name)) for name in self.tools)
+    def is_about(self, *names: str) -> bool:
+        """Whether the rule is one for the tool of these ``names``."""
+        return any(matches(pattern, names) for pattern in self.tools)
 
 
 class Found(StrEnum):
@@ -184,18 +183,19 @@ class Numbered:
             return set()
         return {*_OPTIONAL.findall(self.condition.code), *_IN_ARGS.findall(self.condition.source)}
 
-    def check(self, tool: str, parameters: Collection[str], approval: Approval | None = None) -> None:
-        """Refuse names that ``tool`` does not take, and an ``approval`` of its own that nobody could give together.
+    def check(self, names: tuple[str, ...], parameters: Collection[str], approval: Approval | None = None) -> None:
+        """Refuse what the tool of these ``names`` does not take, and an ``approval`` that nobody could give together.
 
         Raises ``ConfigurationError``.
         """
+        tool = names[0]
         self._check_roles(tool, approval)
         if self.condition is None:
             return
         members: set[str] = set()
         if self.rule.names_exactly:
             members = set(_MEMBER.findall(self.condition.code)) - self.looked_for
-        if self.rule.tools == (tool,):  # no other tool can have it
+        if len(self.rule.tools) == 1 and self.rule.tools[0] in names:  # no other tool can have it
             members |= self.looked_for
         for unknown in sorted((self.variables - set(FACTS) - set(parameters)) | (members - set(parameters))):
             near = difflib.get_close_matches(unknown, [*parameters, *FACTS], n=3)
@@ -262,7 +262,7 @@ class Rules:
         if not isinstance(tables, list):
             raise ConfigurationError(f"{source}: rules are tables [[rules]], one after the other")
         self.rules = tuple(self._read(table, number, source) for number, table in enumerate(tables, 1))
-        self._of: dict[str, tuple[Numbered, ...]] = {}
+        self._of: dict[tuple[str, ...], tuple[Numbered, ...]] = {}
 
     @staticmethod
     def _read(table: object, number: int, source: str) -> Numbered:
@@ -277,39 +277,42 @@ class Rules:
     def __len__(self) -> int:
         return len(self.rules)
 
-    def of(self, tool: str) -> tuple[Numbered, ...]:
-        """The rules that are about ``tool``."""
-        found = self._of.get(tool)
+    def of(self, *names: str) -> tuple[Numbered, ...]:
+        """The rules that are about the tool of these ``names``."""
+        found = self._of.get(names)
         if found is None:
             if len(self._of) >= _REMEMBERED:
                 self._of.clear()
-            found = self._of[tool] = tuple(one for one in self.rules if one.rule.is_about(tool))
+            found = self._of[names] = tuple(one for one in self.rules if one.rule.is_about(*names))
         return found
 
-    def check(self, tool: str, parameters: Collection[str], approval: Approval | None = None) -> None:
-        """Refuse a rule that does not fit ``tool`` and the ``approval`` of its own; raises ``ConfigurationError``."""
-        for one in self.of(tool):
-            one.check(tool, parameters, approval)
+    def check(self, names: tuple[str, ...], parameters: Collection[str], approval: Approval | None = None) -> None:
+        """Refuse a rule that does not fit the tool of these ``names`` and the ``approval`` of its own.
 
-    def never_held(self, tools: Mapping[str, Collection[str] | None]) -> Iterator[tuple[Numbered, str]]:
+        Raises ``ConfigurationError``.
+        """
+        for one in self.of(*names):
+            one.check(names, parameters, approval)
+
+    def never_held(self, tools: Mapping[tuple[str, ...], Collection[str] | None]) -> Iterator[tuple[Numbered, str]]:
         """For every argument that a rule looks for and none of the tools that it is about has, the rule and a sentence
-        with the nearest; ``tools`` are what each takes, by its name (None: nobody knows).
+        with the nearest; ``tools`` are what each takes, by its names (None: nobody knows).
         """
         for one in self.rules:
-            concerned = [parameters for name, parameters in tools.items() if one.rule.is_about(name)]
+            concerned = [parameters for names, parameters in tools.items() if one.rule.is_about(*names)]
             known = {parameter for parameters in concerned for parameter in parameters or ()}
             for wanted in sorted(one.looked_for - known if concerned and None not in concerned else ()):
                 never = (
                     f"{one.says} looks for the argument {wanted!r}, which none of its tools has, so it is never there"
                 )
-                yield one, f"{never}; {_near(wanted, known)}"
+                yield one, f"{never}; {nearest(wanted, known)}"
 
     def unfit(self, tools: Collection[str]) -> Iterator[tuple[Numbered, str]]:
         """For every name or glob of a rule that fits none of ``tools``, the rule and a sentence with the nearest."""
         for one in self.rules:
             for name in one.rule.tools:
-                if name not in ("*", *tools) and not any(fnmatch.fnmatchcase(tool, name) for tool in tools):
-                    yield one, f"{one.says} names {name!r}, but there is no such tool; {_near(name, tools)}"
+                if name != "*" and not matches(name, tools):
+                    yield one, f"{one.says} names {name!r}, but there is no such tool; {nearest(name, tools)}"
 
 
 More = Callable[[frozenset[str]], Awaitable[Mapping[str, Any]]]
@@ -338,15 +341,6 @@ def _on_the_wall(now: dt.datetime, timezone: str) -> dict[str, int]:
     return {"hour": there.hour, "weekday": there.isoweekday()}
 
 
-def _near(name: str, tools: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, tools, n=3)
-    return f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(sorted(tools)) or 'none'}"
-
-
 def _first_line(error: Exception) -> str:
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _is_glob(name: str) -> bool:
-    return any(character in name for character in "*?[")

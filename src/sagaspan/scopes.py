@@ -140,16 +140,16 @@ class BudgetBook:
             if any(character in name for character in "*?["):
                 self._globs[name] = tuple(Placed(budget, name, rank_of(name)) for budget in found)
 
-    def of(self, scope: str, *, ending: str = "") -> tuple[Placed, ...]:
-        """The budgets of ``scope``; empty if none is declared for it.
+    def of(self, *scopes: str, endings: tuple[str, ...] = ("",)) -> tuple[Placed, ...]:
+        """The budgets of a scope, which is given for each name of its tool; empty if none is declared for it.
 
-        ``ending``: only of globs that end so. ``run:*`` fits ``run:R/TOOL`` too, and means all that a run does.
+        ``endings``: only of globs that end so. ``run:*`` fits ``run:R/TOOL`` too, and means all that a run does.
         """
-        names = spellings(scope)
+        names = tuple(dict.fromkeys(name for scope in scopes for name in spellings(scope)))
         globs = (
             own
             for glob, own in self._globs.items()
-            if glob.endswith(ending) and any(fnmatch.fnmatchcase(name, glob) for name in names)
+            if glob.endswith(endings) and any(fnmatch.fnmatchcase(name, glob) for name in names)
         )
         fitting = [*(self._exact.get(name, ()) for name in names), *globs]
         best: dict[tuple[Unit, Window | None], Placed] = {}

@@ -121,9 +121,9 @@ def question_of(request: ApprovalRequest) -> dict[str, Any]:
     """What is sent about a request: ``text`` is safe to show, ``subject`` the bytes that ``digest`` is the hash of."""
     return {
         "type": QUESTION, "request": request.id, "digest": request.digest, "text": request.text, "shown": request.shown,
-        "subject": request.subject, "tool": request.tool, "namespace": request.namespace, "run": request.run_id,
-        "uninspectable": request.uninspectable, "approvers": request.approvers, "roles": list(request.roles),
-        "four_eyes": request.four_eyes, "requested_by": list(request.requested_by),
+        "subject": request.subject, "tool": request.tool, "title": request.title, "namespace": request.namespace,
+        "run": request.run_id, "uninspectable": request.uninspectable, "approvers": request.approvers,
+        "roles": list(request.roles), "four_eyes": request.four_eyes, "requested_by": list(request.requested_by),
         "approved_by": list(request.approved_by), "edits": request.edits, "created": request.created.isoformat(),
         "expires": request.expires.isoformat(),
     }  # fmt: skip

@@ -124,11 +124,15 @@ class Settings:
 
         Named with ``--app``, a guard with a codec also lets its content be read.
         """
+        from sagaspan.cli._render import show_titles
+        from sagaspan.ledger.tool_names import titles
         from sagaspan.stores import connect, default_store
 
         guard = self.load_guard() if self.app and not self.store else None
         url = self.store or default_store() if guard is None else guard._store.url  # noqa: SLF001 - the same house
         store = connect(url, create=False, migrate="check")
+        if not self.as_json:
+            show_titles(functools.partial(titles, store))
         engine = None if guard is None else guard._engine  # noqa: SLF001 - the same house
         if engine is not None and engine.codec is not None:
             store.seal.encrypt(engine.namespace, engine.codec)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import functools
 import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from decimal import Decimal
 from enum import Enum
@@ -21,7 +22,7 @@ from typing import IO, Any, Final
 import click
 
 from sagaspan._characters import folded, spelt
-from sagaspan._characters import visible as visible
+from sagaspan._characters import visible as _visible
 
 _WHOLE: Final = frozenset(
     {"what", "id", "run", "trace", "call", "#", "state", "status", "next", "started", "took", "query"}
@@ -38,6 +39,23 @@ _STYLES: Final = {
     "failed": "red", "unknown": "bold red", "needs_human": "bold red", "compensation_failed": "bold red",
     "partially_compensated": "bold red", "held": "magenta", "paused": "magenta", "ERROR": "red",
 }  # fmt: skip
+
+_titles: Callable[[], Mapping[str, str]] = dict
+
+
+def show_titles(of: Callable[[], Mapping[str, str]]) -> None:
+    """Show people these titles instead of the names of tools; ``of`` is asked once, when the first text is shown."""
+    global _titles
+    _titles = functools.cache(of)
+
+
+def visible(value: object) -> str:
+    """Return ``value`` as text in which nothing is obeyed, with the titles of tools instead of their names."""
+    text, titles = _visible(value), _titles()
+    if not titles:
+        return text
+    names = "|".join(map(re.escape, sorted(titles, key=len, reverse=True)))
+    return re.sub(rf"(?<!\w)(?:{names})(?!\w)", lambda found: _visible(titles[found[0]]), text)
 
 
 def emit_json(data: Any) -> None:

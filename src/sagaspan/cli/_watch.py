@@ -160,7 +160,7 @@ def listed(shown: Sequence[ApprovalRequest], count: int, width: int, _: int = 0)
     rows = Text(no_wrap=True)
     for number, request in enumerate(shown, 1):
         agreed = f"{len(request.approved_by)} of {request.approvers}"
-        about = f"{word(request.tool)}  {word(request.run_id)}  {agreed} agreed  until {lately(request.expires)}"
+        about = f"{word(request.title)}  {word(request.run_id)}  {agreed} agreed  until {lately(request.expires)}"
         rows.append(f"{number}  ", "bold").append(f"{clip(about, width - 4)}\n")
         rows.append(f"   {clip(render_subject(request.subject).line, width - 4)}\n", "dim")
     how = f"{'1' if len(shown) == 1 else f'1-{len(shown)}'} opens one, q ends"

@@ -47,6 +47,7 @@ def approvals() -> None:
 @click.option("--status", "-s", multiple=True, type=click.Choice([state.value for state in ApprovalState]))
 @click.option("--all", "everything", is_flag=True, help="Also those that are decided.")
 @click.option("--run", "run_id", help="Of this run.")
+@click.option("--tool", metavar="NAME", help="Of this tool, or of a glob of names.")
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
 @click.option("--offset", default=0, show_default=True, type=click.IntRange(0))
 @namespace_option
@@ -59,13 +60,14 @@ def list_approvals(
     status: tuple[str, ...],
     everything: bool,
     run_id: str | None,
+    tool: str | None,
     limit: int,
     offset: int,
     namespace: str | None,
 ) -> None:
     """Requests that wait for somebody, newest first; exit 4 if any does."""
     states = status or (() if everything else (ApprovalState.PENDING,))
-    found = _approvals(settings, namespace).list(status=states, run=run_id, limit=limit, offset=offset)
+    found = _approvals(settings, namespace).list(status=states, run=run_id, tool=tool, limit=limit, offset=offset)
     if settings.as_json:
         emit_json([_as_data(request) for request in found])
     elif not found:

@@ -40,19 +40,26 @@ def calls() -> None:
 @calls.command("list")
 @click.option("--status", "-s", multiple=True, type=click.Choice([state.value for state in CallState]))
 @click.option("--all", "everything", is_flag=True, help="Also calls that are settled.")
+@click.option("--tool", metavar="NAME", help="Of this tool, or of a glob of names.")
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
 @click.option("--offset", default=0, show_default=True, type=click.IntRange(0))
 @namespace_option
 @common_options
 @pass_settings
 def list_calls(
-    settings: Settings, status: tuple[str, ...], everything: bool, limit: int, offset: int, namespace: str | None
+    settings: Settings,
+    status: tuple[str, ...],
+    everything: bool,
+    tool: str | None,
+    limit: int,
+    offset: int,
+    namespace: str | None,
 ) -> None:
     """Calls that are not settled, newest first."""
     from sagaspan._views import Calls
 
     store = settings.open_store()
-    found = Calls(store, namespace).list(status=status, open=not everything, limit=limit, offset=offset)
+    found = Calls(store, namespace).list(status=status, open=not everything, tool=tool, limit=limit, offset=offset)
     if settings.as_json:
         emit_json(found)
     elif not found:

@@ -159,7 +159,8 @@ def _tools(guard: Guard | None) -> list[Tool]:
 def _the_tool(guard: Guard, name: str) -> Tool:
     import difflib
 
-    tools = {tool.name: tool for tool in _tools(guard)}
+    found = _tools(guard)
+    tools = {name: tool for tool in found for name in tool.known_as} | {tool.name: tool for tool in found}
     if name not in tools:
         near = difflib.get_close_matches(name, tools, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(tools) or 'none'}"

@@ -176,7 +176,7 @@ class Desk:
         now = self._store.now_us()
         requirement, compensate = call.tool.policy.approval, call.tool.policy.compensate
         facts = {
-            "run": call.run.name, "effect": call.tool.policy.effect,
+            "run": call.run.name, "title": call.tool.title or None, "effect": call.tool.policy.effect,
             "compensate": compensate if isinstance(compensate, str) else getattr(compensate, "__name__", None),
             "policy": call.policy,
             "gate": "; ".join(gate.says for gate in call.tool.gates), TRACEPARENT: asked_in,

@@ -12,9 +12,9 @@ import hmac
 import json
 import secrets
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar
 
+from sagaspan._names import matches
 from sagaspan.exceptions import ResolutionError
 from sagaspan.keys import canonical
 
@@ -50,9 +50,9 @@ class Grant:
     nonce: str
     expires_us: int
 
-    def covers(self, tool: str) -> bool:
-        """Whether it is about calls of ``tool``."""
-        return fnmatchcase(tool, self.tools)
+    def covers(self, *names: str) -> bool:
+        """Whether it is about calls of the tool of these ``names``."""
+        return matches(self.tools, names)
 
 
 T = TypeVar("T", Link, Grant)

@@ -89,8 +89,8 @@ class _Known(NamedTuple):
 
     version: int
     set_: BudgetBook
-    found: dict[str, tuple[Budget, ...]]
-    plans: dict[tuple[str, str, str | None, str | None, int | None], _Plan]
+    found: dict[tuple[str, ...], tuple[Budget, ...]]
+    plans: dict[tuple[str, tuple[str, ...], str | None, str | None, int | None], _Plan]
     freezes: tuple[FreezeRecord, ...]
 
 
@@ -167,15 +167,18 @@ class Limits:
         }  # fmt: skip
         return tuple(found.values())
 
-    def of(self, scope: str, own: tuple[Budget, ...] = ()) -> tuple[Budget, ...]:
-        """The budgets of a scope: those that operators set, that the guard declares, and its ``own`` (of a run)."""
+    def of(self, *scopes: str, own: tuple[Budget, ...] = ()) -> tuple[Budget, ...]:
+        """The budgets of a scope: those that operators set, that the guard declares, and its ``own`` (of a run).
+
+        The scope of a tool has a spelling for each of its names.
+        """
         known = self._known
         if own:
-            given = placed_at(scope, own, self._of_every_run)
-            return holding(known.set_.of(scope), self._declared.of(scope), given)
-        budgets = known.found.get(scope)
+            given = placed_at(scopes[0], own, self._of_every_run)
+            return holding(known.set_.of(*scopes), self._declared.of(*scopes), given)
+        budgets = known.found.get(scopes)
         if budgets is None:
-            budgets = known.found[scope] = holding(known.set_.of(scope), self._declared.of(scope))
+            budgets = known.found[scopes] = holding(known.set_.of(*scopes), self._declared.of(*scopes))
             if len(known.found) > _REMEMBERED:
                 known.found.clear()
         return budgets
@@ -226,16 +229,18 @@ class Limits:
     def _plan_of(self, call: Call) -> _Plan:
         """What ``call`` is counted in: the same for all calls of its tool in its run, until somebody sets a limit."""
         plans, agent, most = self._known.plans, call.agent, call.tool.policy.max_calls
-        key = call.run.id, call.tool.name, call.model, agent, most
+        key = call.run.id, call.tool.known_as, call.model, agent, most
         plan = plans.get(key)
         if plan is None or plan.purse is not call.purse:
             if len(plans) >= _REMEMBERED:
                 plans.clear()
+            own = _own_scopes_of(call)
             plan = plans[key] = _planned(
                 call.purse,
                 [
-                    *((scope, budget) for scope, own in call.purse for budget in self.of(scope, own)),
-                    *((scope, budget) for scope in _scopes_of(call) for budget in self.of(scope)),
+                    *((scope, budget) for scope, own in call.purse for budget in self.of(scope, own=own)),
+                    *((scope, budget) for scope in scopes_of_run(call.run, agent) for budget in self.of(scope)),
+                    *((own[0], budget) for budget in self.of(*own)),
                     *self._of_tool_in_run(call),
                 ],
             )
@@ -243,11 +248,11 @@ class Limits:
 
     def _of_tool_in_run(self, call: Call) -> list[tuple[str, Budget]]:
         """What one tool may use in one run: the policy's ``max_calls``, and what is set or declared of just that."""
-        scope, most = scope_of_tool_in_run(call.run.id, call.tool.name), call.tool.policy.max_calls
+        scopes, most = _scopes_of_tool_in_run(call), call.tool.policy.max_calls
         own = () if most is None else (Budget(limit=most, unit=Unit.CALLS, soft=()),)
-        ending = f"/{call.tool.name}"
-        set_, declared = (book.of(scope, ending=ending) for book in (self._known.set_, self._declared))
-        return [(scope, budget) for budget in holding(set_, declared, placed_at(scope, own))]
+        endings = tuple(f"/{name}" for name in call.tool.known_as)
+        set_, declared = (book.of(*scopes, endings=endings) for book in (self._known.set_, self._declared))
+        return [(scopes[0], budget) for budget in holding(set_, declared, placed_at(scopes[0], own))]
 
     def hold(self, call: Call) -> bool:
         """Whether a hard budget, a rate or a freeze holds for ``call``, as far as this process knows."""
@@ -373,15 +378,19 @@ def scopes_of_run(run: RunRecord, agent: str | None = None) -> list[str]:
     return [f"{kind}:{name}" for kind, name in parts.items() if name]
 
 
-def _scopes_of(call: Call) -> list[str]:
-    own = f"tool:{call.tool.name}" if call.model is None else f"model:{call.model}"
-    return [*scopes_of_run(call.run, call.agent), own]
+def _own_scopes_of(call: Call) -> tuple[str, ...]:
+    """The scope of the tool, under each of its names, the canonical one first; or that of the model."""
+    return tuple(f"tool:{name}" for name in call.tool.known_as) if call.model is None else (f"model:{call.model}",)
 
 
 def all_scopes_of(call: Call) -> list[str]:
-    """Every scope that ``call`` is in, those of the runs around its own among them."""
+    """Every scope that ``call`` is in, those of the runs around its own among them, under each name of its tool."""
     runs = (name for scope, _ in call.purse for name in spellings(scope))
-    return [f"run:{call.run.id}", *runs, *_scopes_of(call)]
+    return [f"run:{call.run.id}", *runs, *scopes_of_run(call.run, call.agent), *_own_scopes_of(call)]
+
+
+def _scopes_of_tool_in_run(call: Call) -> tuple[str, ...]:
+    return tuple(scope_of_tool_in_run(call.run.id, name) for name in call.tool.known_as)
 
 
 def _check_time(call: Call, scope: str, budget: Budget, at_us: int) -> None:
@@ -403,7 +412,7 @@ def _and_reserved(reserved: int, unit: Unit) -> str:
 
 def _remedy(call: Call, record: BudgetRecord, resets_us: int | None) -> str:
     raised = _raised(record)
-    if record.scope == scope_of_tool_in_run(call.run.id, call.tool.name) and call.tool.policy.max_calls is not None:
+    if record.scope == _scopes_of_tool_in_run(call)[0] and call.tool.policy.max_calls is not None:
         alone = "" if _GENERATED.fullmatch(record.scope) else f", or of this run alone{raised[8:]}"
         raised = f"raise max_calls in the policy of {call.tool.name!r}{alone}"
     if resets_us is None:

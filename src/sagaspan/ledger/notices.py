@@ -13,6 +13,7 @@ from typing import Any, Final
 from sagaspan._commands import command
 from sagaspan.ledger.records import ApprovalState, AuditRow, CallRecord, CallState, RunState, moment
 from sagaspan.ledger.store import Store
+from sagaspan.ledger.tool_names import ToolNames
 
 SOFT_LIMIT: Final = "soft_limit"
 """The event of the row that says that a budget has passed one."""
@@ -60,15 +61,20 @@ def _of_call(store: Store, row: AuditRow, call_id: str) -> Notice | None:
     if call is None:
         return None
     if row.to_state == CallState.COMPENSATION_FAILED:
-        return Notice(kind="compensation.failed", about=f"call {call.id}", data=_call_data(call, row))
+        return Notice(kind="compensation.failed", about=f"call {call.id}", data=_call_data(store, call, row))
     # Nobody has to act on what declares no write; and in doubt it was told of already, before it needed somebody.
     told = row.to_state in _DOUBTFUL and row.from_state not in _DOUBTFUL and call.declared_write
-    return Notice(kind="call.unknown", about=f"call {call.id}", data=_call_data(call, row)) if told else None
+    return Notice(kind="call.unknown", about=f"call {call.id}", data=_call_data(store, call, row)) if told else None
 
 
-def _call_data(call: CallRecord, row: AuditRow) -> dict[str, Any]:
-    return {"namespace": row.namespace, "run": row.run_id, "call": call.id, "tool": call.tool, "state": row.to_state,
+def _call_data(store: Store, call: CallRecord, row: AuditRow) -> dict[str, Any]:
+    return {"namespace": row.namespace, "run": row.run_id, "call": call.id, "tool": call.tool,
+            "title": _title(store, row.namespace, call.tool), "state": row.to_state,
             "next": str(command("show", call.id))}  # fmt: skip
+
+
+def _title(store: Store, namespace: str, tool: str) -> str:
+    return ToolNames(store, namespace).titles.get(tool, tool)
 
 
 def _waiting(store: Store, row: AuditRow, approval_id: str) -> Notice | None:
@@ -76,6 +82,7 @@ def _waiting(store: Store, row: AuditRow, approval_id: str) -> Notice | None:
     if request is None or request.state is not ApprovalState.PENDING or row.to_state != ApprovalState.PENDING:
         return None  # somebody has decided it already
     data = {"namespace": row.namespace, "run": row.run_id, "request": request.id, "tool": request.tool,
+            "title": _title(store, row.namespace, request.tool),
             "digest": request.digest, "expires": moment(request.expires_us).isoformat(),
             "next": str(command("approvals show", request.id))}  # fmt: skip
     return Notice(kind="approval.waiting", about=f"approval {request.id}", data=data)

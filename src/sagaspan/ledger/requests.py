@@ -63,7 +63,7 @@ def request_in(view: View) -> ApprovalRequest:
         facts=facts_of(record), uninspectable=view.is_uninspectable, created=moment(record.created_us),
         expires=moment(record.expires_us), ended=None if record.ended_us is None else moment(record.ended_us),
         version=record.version, assurance=required.assurance, cut=rendered.cut, shown=view.shown, text=view.text,
-        subject="" if codecs.is_encrypted(record.subject) else record.subject,
+        subject="" if codecs.is_encrypted(record.subject) else record.subject, title=_title(record),
     )  # fmt: skip
 
 
@@ -71,6 +71,11 @@ def facts_of(record: ApprovalRecord) -> dict[str, Any]:
     """What is shown beside the subject."""
     facts = json.loads(record.facts)
     return facts if isinstance(facts, dict) else {}
+
+
+def _title(record: ApprovalRecord) -> str:
+    """Return the name of the tool as people are shown it."""
+    return str(facts_of(record).get("title") or record.tool)
 
 
 def _args(record: ApprovalRecord) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
         ("digest", record.digest),
     ]
     about = [f"{name:<12}{visible(value)}" for name, value in notes if value]
-    return folded("\n".join(part for part in (word(record.tool), rendered.text, *about) if part))
+    return folded("\n".join(part for part in (word(_title(record)), rendered.text, *about) if part))
 
 
 def _run(record: ApprovalRecord, facts: dict[str, Any]) -> str:

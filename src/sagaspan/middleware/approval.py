@@ -56,8 +56,9 @@ class EditsMiddleware:
         while True:
             try:
                 return await call_next(call)
-            except Edited as edited:  # under its own tool: what a rule made of that was for the other arguments
-                call = replace(edited.call, tool=tool)
+            except Edited as edited:
+                # Under its own tool and without its costs: what rules and layers made of them was for other arguments.
+                call = replace(edited.call, tool=tool, declared=call.declared)
             except AlreadyDone as done:
                 call = _again(call, done.record_id)
                 tool = call.tool

@@ -79,7 +79,7 @@ class RulesMiddleware:
         call = replace(call, policy=file.version)  # of the very rules that are looked at
         if self._is_stale():
             spans.mark(call.span, semconv.POLICY_STALE)
-        concerned = file.rules.of(call.tool.name)
+        concerned = file.rules.of(*call.tool.known_as)
         if not concerned:
             return await call_next(call)
         call = _copied(call, frozenset().union(*(one.variables for one in concerned)))

@@ -32,7 +32,9 @@ def wrapped(guard: Guard, name: str, script: list[Any], tools: list[Any], native
     prepared(name, target)
     cancel = next(each for each in tools if each.name == "cancel")
     policies = {"book": BOOK.replace(compensate=cancel.func) if name.startswith("flow") else BOOK}
-    return guard.wrap(target, {**policies, "look*": Policy(loop=2)}, **options)
+    if any(each.name.startswith("look") for each in tools):
+        policies["look*"] = Policy(loop=2)
+    return guard.wrap(target, policies, **options)
 
 
 def end_of(guard: Guard) -> tuple[str, str | None]:

@@ -18,9 +18,11 @@ from pydantic import BaseModel
 
 import tests.adapters.mcp_server as mcp_server
 from sagaspan import ApprovalPending, CompensationFailed, Guard, Policy
+from sagaspan.webhooks import question_of
 from tests.adapters.crewai.scripts import agent_of, ask, crew_of, model_of
 from tests.adapters.crewai.test_models import job
 from tests.adapters.crewai.test_tools import states
+from tests.cli.conftest import Sagaspan, home, sagaspan  # noqa: F401 - fixtures
 
 LOG: list[str] = []
 """What really happened at the server."""
@@ -185,6 +187,53 @@ def test_a_server_over_stdio_is_asked_once(guard: Guard, tmp_path: Path) -> None
     assert log.read_text().split("\n") == ["break a", ""]
     ((_, state),) = states(guard)
     assert state == "unknown"
+
+
+def over_stdio(tmp_path: Path) -> tuple[MCPServerStdio, str]:
+    """The server as a program, and what CrewAI calls its ``open_ticket``: a command line with a hash."""
+    server = MCPServerStdio(command=sys.executable, args=[mcp_server.__file__, str(tmp_path / "log")])
+    line = MCPToolResolver._ensure_letter_prefix(f"{server.command}_{'_'.join(server.args)}")
+    return server, sanitize_tool_name(f"{line}_open_ticket")
+
+
+def test_people_see_the_short_name_of_a_server_and_the_tools_own(
+    guard: Guard,
+    tmp_path: Path,
+    sagaspan: Sagaspan,  # noqa: F811
+) -> None:
+    """In approvals, status, lists, notices and webhooks: never the command line with a hash that CrewAI makes of it."""
+    server, hashed = over_stdio(tmp_path)
+    store = ("--store", guard._store.url)
+
+    def kickoff() -> Any:
+        clerk = agent_of([ask(hashed, title="a")], mcps=[server])
+        crew = Crew(agents=[clerk], tasks=[job(clerk)])
+        return guard.wrap(crew, {"mcp_server/open_*": Policy(effect="write", approve=True)}, run_id="monday").kickoff()
+
+    with pytest.raises(ApprovalPending) as pending:
+        kickoff()
+    request = guard.approvals.get(pending.value.approval_id)
+    assert request is not None
+    assert (request.tool, request.title) == (hashed, "mcp_server/open_ticket")
+    assert question_of(request)["title"] == "mcp_server/open_ticket"
+    shown = [
+        request.text, *(sagaspan(*words, *store).out for words in (
+            ("status",), ("approvals", "list"), ("approvals", "list", "--tool", "open_ticket"),
+            ("approvals", "show", request.id), ("show", request.id), ("runs", "show", "monday"),
+        )),
+    ]  # fmt: skip
+    guard.approvals.approve(request.id)
+    kickoff()
+    (call,) = [one for one in guard.calls.list(open=False) if one.tool == hashed]
+    shown += [
+        sagaspan(*words, *store).out for words in (
+            ("calls", "list", "--all", "--tool", "mcp_server/open_ticket"), ("show", call.id),
+            ("runs", "show", "monday"),
+        )
+    ]  # fmt: skip
+    for text in shown:
+        assert "mcp_server/open_ticket" in text
+        assert hashed not in text
 
 
 def test_an_error_is_none_of_the_results_of_crewai_tools(guard: Guard, log: list[str], url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from crewai.hooks import clear_all_tool_call_hooks
 from crewai.hooks.dispatch import InterceptionPoint, clear_all, get_hooks, get_scoped_hooks
 from crewai.tools import BaseTool, tool
 
-from sagaspan import ConfigurationError, Guard, Policy
+from sagaspan import ApprovalPending, BudgetExceeded, ConfigurationError, Guard, Policy, ScopeFrozen
 from tests.adapters.crewai.scripts import Ask, Say, agent_of, ask, crew_of, model_of
 
 
@@ -318,3 +319,43 @@ def test_what_the_model_is_told_of_an_error_is_data(guard: Guard, world: list[ob
     guard.wrap(crew).kickoff()
     (told,) = [message["content"] for message in model_of(crew).seen[-1] if message["role"] == "tool"]
     assert json.loads(told)["status"] == "unknown"
+
+
+# -- the names of a tool -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Send Money", "send_money", "Send*", "send_*"])
+def test_a_tool_goes_by_its_authors_name_and_by_that_of_models(
+    store_url: str, world: list[object], tmp_path: Path, name: str
+) -> None:
+    """In the policies of a wrap and of a guard, in a policy file and its rules, in budgets and freezes."""
+
+    def stopped(error: type[BaseException], wrapped: Any = None, **options: Any) -> None:
+        with Guard(store_url, approver="inbox", **options) as guard, pytest.raises(error):
+            guard.wrap(crew_of([ask("send_money", amount=5)], [pay_tool(world, "Send Money")]), wrapped).kickoff()
+
+    file = tmp_path / "p.toml"
+    stopped(ApprovalPending, {name: Policy(approve=True)})
+    stopped(ApprovalPending, policies={name: Policy(approve=True)})
+    file.write_text(f'[tools."{name}"]\napprove = true\n')
+    stopped(ApprovalPending, policies=file)
+    file.write_text(f'[[rules]]\ntools = "{name}"\naction = "approve"\n')
+    stopped(ApprovalPending, policies=file)
+    stopped(BudgetExceeded, budgets={f"tool:{name}": "0 calls"})
+    with Guard(store_url) as other:
+        other.freeze(f"tool:{name}", reason="incident 7")
+    stopped(ScopeFrozen)
+    assert world == []
+
+
+@pytest.mark.parametrize("name", ["Sent Money", "Sent*"])
+def test_a_policy_that_fits_no_tool_of_the_crew_is_refused(guard: Guard, world: list[object], name: str) -> None:
+    crew = crew_of([ask("send_money", amount=5)], [pay_tool(world, "Send Money")])
+    with pytest.raises(ConfigurationError, match=r"did you mean Send Money"):
+        guard.wrap(crew, {name: Policy(approve=True)})
+    with pytest.raises(ConfigurationError, match=r"did you mean Send Money"):
+        guard.wrap(pay_tool(world, "Send Money"), {name: Policy(approve=True)})
+    own = Guard(guard._store.url, policies={name: Policy(approve=True)})
+    with own, pytest.raises(ConfigurationError, match=r"did you mean Send Money"):
+        own.wrap(crew).kickoff()
+    assert world == []
