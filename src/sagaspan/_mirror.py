@@ -22,7 +22,7 @@ from sagaspan.ledger.records import (
     RunRecord,
     UsageRecord,
 )
-from sagaspan.ledger.requests import decided_by, denials_of
+from sagaspan.ledger.requests import decisions_of, denials_of
 from sagaspan.ledger.store import Store
 
 BATCH: Final = 20_000
@@ -101,9 +101,11 @@ class LedgerMirror:
         )  # fmt: skip
 
     def _request(self, one: ApprovalRecord, denials: Mapping[str | None, AuditRow]) -> tuple[Any, ...]:
+        decisions = decisions_of(one, denials)
+        people, channels = (", ".join(decision[at] for decision in decisions) or None for at in (0, 1))
         return (
-            one.namespace, one.run_id, one.id, one.call_id, one.tool, str(one.state), decided_by(one, denials) or None,
-            one.digest, one.created_us, one.expires_us, one.ended_us, self._only(one.reason),
+            one.namespace, one.run_id, one.id, one.call_id, one.tool, str(one.state), people, channels, one.digest,
+            one.created_us, one.expires_us, one.ended_us, self._only(one.reason),
         )  # fmt: skip
 
     def _row(self, seq: int, row: AuditRow) -> tuple[Any, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -281,6 +283,19 @@ class TestTraces:
         assert sagaspan("sql").code == sagaspan("sql", "select 1", "--named", "columns").code == 2
         found = sagaspan("sql", "select run_id, state from ledger.runs where run_id = 'paid-1'", "--json").json
         assert found == [{"run_id": "paid-1", "state": "completed"}]
+
+    def test_a_query_comes_from_a_file_or_the_standard_input(
+        self, sagaspan: Sagaspan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An empty one, and one beside another query, are refused."""
+        file = tmp_path / "report.sql"
+        file.write_text("-- runs\nselect count(*) as runs\nfrom runs;\n")
+        assert sagaspan("sql", "--file", str(file), "--json").json == [{"runs": 3}]
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+        assert sagaspan("sql", "--file", "-", "--json").json == [{"runs": 3}]
+        file.write_text("")
+        assert "holds no query" in sagaspan("sql", "--file", str(file)).err
+        assert sagaspan("sql", "select 1", "--file", str(file)).code == 2
 
     def test_an_unknown_trace_is_not_found(self, sagaspan: Sagaspan) -> None:
         """Exit code 3."""

@@ -137,8 +137,8 @@ def test_who_said_no_is_known_however_the_trail_is_cut(index: TraceIndex, store_
             act(amount=3)
         (request,) = guard.approvals.list()
         guard.approvals.deny(request.id, by="bob")
-        asked = "select state, decided_by from ledger.approvals"
-        assert ask(index, guard, asked, batch=1) == [("denied", "bob (api)")]
+        asked = "select state, decided_by, channel from ledger.approvals"
+        assert ask(index, guard, asked, batch=1) == [("denied", "bob", "api")]
 
 
 def test_the_index_knows_no_password_of_the_ledger(index: TraceIndex) -> None:

@@ -61,8 +61,10 @@ def test_tool_calls_show_forward_and_compensation(failed_trip: TraceIndex) -> No
         "state": "compensated",
         "outcome": "executed",
         "executed": True,
+        "refused": False,
         "attempts": 2,
         "duration_ms": 2.0,
+        "body_ms": None,
         "error_type": None,
         "cost_usd": None,
         "effect": "write",
@@ -99,6 +101,8 @@ def test_runs_count_calls_compensations_and_errors(failed_trip: TraceIndex) -> N
         "output_tokens": None,
         "agent_name": None,
         "conversation_id": None,
+        "user": None,
+        "tenant": None,
     }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import click
 
@@ -28,6 +29,9 @@ _LIST: Final = ""
     metavar="[NAME]",
     help="A query of the library; alone, the list of them.",
 )
+@click.option(
+    "--file", type=click.File(encoding="utf-8"), metavar="FILE", help="A file with the query; - is the standard input."
+)
 @click.option("--format", "-f", "form", type=click.Choice(_FORMATS), help="Default: as FILE is named, else table.")
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="A file; needed for Parquet.")
 @click.option(
@@ -44,6 +48,7 @@ def sql(
     settings: Settings,
     query: str | None,
     named: str | None,
+    file: IO[str] | None,
     form: str | None,
     output: Path | None,
     timeout: float,
@@ -57,12 +62,13 @@ def sql(
     \b
     sagaspan sql "select tool, state, count(*) from tool_calls group by all"
     sagaspan sql --named failures-by-tool
+    sagaspan sql --file report.sql --output report.csv
     """
     form = form_of(form, output, _FORMATS, as_json=settings.as_json, default="table")
     if named == _LIST and query is None:
         _list_named(form)
         return
-    statement = _statement(query, named)
+    statement = _statement(query, named, file)
     if form == "parquet" and output is None:
         raise click.UsageError("Parquet is written to a file; add --output FILE.parquet")
     from sagaspan.cli._child import child_for
@@ -79,7 +85,7 @@ def sql(
         return None
 
     with child_for(answer) as ask:
-        _, waited = sync_index(settings, patience=timeout, ledger="ledger" in statement.lower())
+        _, waited = sync_index(settings, patience=timeout, ledger=_reads_ledger(statement, settings))
         left = max(timeout - waited, 0.001)
         if form == "parquet" and output is not None:
             copy_to_file(output, lambda part: ask(left, part) or 0)
@@ -87,13 +93,21 @@ def sql(
             ask(left, None)
 
 
-def _statement(query: str | None, named: str | None) -> str:
-    """What is asked; a word behind ``--named`` that a shell or a person took for the query is the name."""
+def _statement(query: str | None, named: str | None, file: IO[str] | None) -> str:
+    """Return what is asked; a word behind ``--named`` that a shell or a person took for the query is the name."""
     from sagaspan.index import named_queries
 
+    if file is not None:
+        if query is not None or named is not None:
+            raise click.UsageError("--file and another query are two questions; leave one out")
+        if not (text := file.read()).strip():
+            raise click.UsageError(f"{file.name} holds no query")
+        return text
     if named is None:
         if query is None:
-            raise click.UsageError('write a query, as in sagaspan sql "select * from traces limit 10", or --named NAME')
+            raise click.UsageError(
+                'write a query, as in sagaspan sql "select * from traces limit 10", or --named NAME, or --file FILE'
+            )
         return query
     if query is not None:
         raise click.UsageError("a query and --named are two questions; leave one out")
@@ -101,6 +115,12 @@ def _statement(query: str | None, named: str | None) -> str:
     if named not in known:
         raise NotFound(f"there is no query {named!r}; see: sagaspan sql --named")
     return known[named][1]
+
+
+def _reads_ledger(statement: str, settings: Settings) -> bool:
+    """Return whether the statement may read tables of the ledger; the view ``runs`` does where there is one."""
+    named = {word.lower() for word in re.findall(r"\w+", statement)}
+    return "ledger" in named or ("runs" in named and settings.has_ledger)
 
 
 def _list_named(form: str) -> None:

@@ -4,18 +4,19 @@
 -- Which tools fail, how often, and of what.
 select tool, error_type, count(*) as failures, max(started) as last
 from tool_calls
-where state in ('failed', 'unknown', 'needs_human') or (state is null and error_type is not null)
+where state in ('failed', 'unknown', 'needs_human') or (state is null and error_type is not null and not refused)
 group by all
 order by failures desc, tool;
 
 -- name: slowest-tools
--- How long each tool takes: median, 95th percentile, longest, in milliseconds.
+-- How long each tool takes: median, 95th percentile and longest from asking to answer, and the median of its body alone, in milliseconds.
 select
     tool,
     count(*) as calls,
     round(quantile_cont(duration_ms, 0.5), 1) as median,
     round(quantile_cont(duration_ms, 0.95), 1) as p95,
-    round(max(duration_ms), 1) as longest
+    round(max(duration_ms), 1) as longest,
+    round(quantile_cont(body_ms, 0.5), 1) as median_body
 from tool_calls
 where coalesce(executed, true)
 group by tool
@@ -29,14 +30,15 @@ select
     count(*) as calls,
     sum(input_tokens)::bigint as input_tokens,
     sum(output_tokens)::bigint as output_tokens,
-    round(sum(cost_usd), 4) as cost_usd
+    round(sum(cost_usd), 9) as cost_usd
 from llm_calls
+where not refused
 group by all
 order by cost_usd desc nulls last;
 
 -- name: cost-by-agent
 -- What each agent cost.
-select agent_name, count(distinct run_id) as runs, round(sum(cost_usd), 4) as cost_usd
+select agent_name, count(distinct run_id) as runs, round(sum(cost_usd), 9) as cost_usd
 from spans
 where cost_usd is not null
 group by agent_name
@@ -44,7 +46,7 @@ order by cost_usd desc;
 
 -- name: most-expensive-runs
 -- The twenty runs that cost most.
-select run_id, name, state, calls, llm_calls, round(cost_usd, 4) as cost_usd
+select run_id, name, state, calls, llm_calls, round(cost_usd, 9) as cost_usd
 from runs
 where cost_usd is not null
 order by cost_usd desc
@@ -57,8 +59,9 @@ select
     count(*) as calls,
     sum(input_tokens)::bigint as input_tokens,
     sum(output_tokens)::bigint as output_tokens,
-    round(sum(cost_usd), 4) as cost_usd
+    round(sum(cost_usd), 9) as cost_usd
 from llm_calls
+where not refused
 group by day
 order by day desc;
 
@@ -70,8 +73,8 @@ group by all
 order by runs desc;
 
 -- name: refusals-by-reason
--- What was refused, and by which rule or budget.
-select reason, tool, rule, scope, count(*) as refusals, max(started) as last
+-- What was refused, and by which rule or budget. Budgets of single runs are one line.
+select reason, tool, rule, regexp_replace(scope, '^run:[^/]*', 'run:*') as scope, count(*) as refusals, max(started) as last
 from refusals
 group by all
 order by refusals desc;
@@ -127,9 +130,24 @@ group by all
 order by calls desc;
 
 -- name: errors-by-type
--- All errors, by type.
-select error_type, service_name, count(*) as errors, max(started) as last, any_value(trace_id) as a_trace
-from errors
+-- All errors, by type. One that passes through several spans counts once, where it began; failed attempts of a call are in retried-calls.
+with failed as (
+    select * from spans where status = 'ERROR' and attributes['$ATTEMPT_NUMBER'] is null
+)
+select
+    error_type,
+    service_name,
+    count(*) as errors,
+    max(start_time) as last,
+    any_value(trace_id) as a_trace
+from failed
+where not exists (
+    select 1
+    from failed as child
+    where child.trace_id = failed.trace_id
+        and child.parent_span_id = failed.span_id
+        and child.error_type is not distinct from failed.error_type
+)
 group by all
 order by errors desc;
 
@@ -140,6 +158,13 @@ from ledger.calls
 where state in ('running', 'unknown', 'needs_human', 'compensating', 'compensation_failed', 'awaiting_approval', 'scheduled')
 order by started;
 
+-- name: calls-without-spans
+-- Calls that the ledger knows and no span tells of: their traces were not sampled, or not exported.
+select run_id, call_id, tool, model, state, started
+from ledger.calls
+anti join spans using (call_id)
+order by started desc;
+
 -- name: decisions
 -- Who decided what, newest first, from the audit trail.
 select time, actor, event, run_id, call_id, to_state
@@ -149,10 +174,12 @@ order by seq desc
 limit 100;
 
 -- name: budgets-left
--- What is left of each budget, the fullest first.
-select scope, unit, per, cap, spent, reserved, round(100 * (spent + reserved) / nullif(cap, 0)) as percent
+-- What is left of each budget in its window of now, the fullest first.
+select
+    scope, unit, per, cap, spent, reserved, cap - spent - reserved as "left",
+    round(100 * (spent + reserved) / nullif(cap, 0)) as percent
 from ledger.budgets
-where cap is not null
+where cap is not null and (per is null or since = date_trunc(per, now()::timestamp))
 order by percent desc nulls last;
 
 -- name: damaged-lines

@@ -182,6 +182,7 @@ create table ledger.approvals (
     tool varchar,
     state varchar,
     decided_by varchar,
+    channel varchar,
     digest varchar,
     asked timestamp,
     expires timestamp,

@@ -32,8 +32,13 @@ select
     output_tokens,
     agent_name,
     conversation_id,
-    coalesce(last.trace_id, trace_id) as trace_id
-from totals.runs;
+    identity."user",
+    identity.tenant,
+    coalesce(last.trace_id, totals.runs.trace_id) as trace_id
+from totals.runs
+left join (
+    select run_id, any_value("user") as "user", any_value(tenant) as tenant from ledger.runs group by run_id
+) as identity using (run_id);
 
 create view tool_calls as
 select
@@ -45,8 +50,10 @@ select
     state,
     outcome,
     executed,
+    refused,
     attempts,
     duration_ms,
+    try_cast(attributes['$CALL_BODY_MS'] as double) as body_ms,
     error_type,
     cost_usd,
     attributes['$CALL_EFFECT'] as effect,
@@ -107,6 +114,7 @@ select
     model,
     provider,
     state,
+    refused,
     input_tokens,
     output_tokens,
     cached_tokens,

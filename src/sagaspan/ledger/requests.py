@@ -101,7 +101,7 @@ def _text(record: ApprovalRecord, rendered: Rendered) -> str:
         ("policy", facts.get("policy")),
         ("asked by", ", ".join(map(word, requested_by(record)))),
         ("needs", _needs(record)),
-        ("approved by", _agreed(record)),
+        ("approved by", _listed(_agreements(record))),
         ("denied", None if record.reason is None else cut(codecs.legible(record.reason) or "")),
         ("edits", record.edits),
         ("state", record.state),
@@ -148,21 +148,36 @@ def denials_of(audit: Iterable[AuditRow]) -> dict[str | None, AuditRow]:
 
 
 def decided_by(record: ApprovalRecord, denials: Mapping[str | None, AuditRow]) -> str:
-    """Who agreed, or said no, for people."""
-    if record.state is not ApprovalState.DENIED:
-        return _agreed(record)
-    no = denials.get(record.id)
-    return "" if no is None else said_by(no)
+    """Return who agreed or said no and by which channel, for people."""
+    return _listed(decisions_of(record, denials))
+
+
+def decisions_of(record: ApprovalRecord, denials: Mapping[str | None, AuditRow]) -> list[tuple[str, str]]:
+    """Return each person who agreed or said no, and the channel."""
+    if record.state is ApprovalState.DENIED:
+        no = denials.get(record.id)
+        return [] if no is None else [_said(no)]
+    return _agreements(record)
 
 
 def said_by(row: AuditRow) -> str:
-    """Who decided, and by which channel, of the row of the audit trail that says so."""
-    return f"{word(row.actor)} ({word((row.detail or '').removeprefix('by '))})"
+    """Return who decided, and by which channel, of the row of the audit trail that says so."""
+    return _listed([_said(row)])
 
 
-def _agreed(record: ApprovalRecord) -> str:
-    for_whom = [(one, f" for {word(one.on_behalf_of)}" if one.on_behalf_of else "") for one in votes_of(record)]
-    return ", ".join(f"{word(one.by)}{instead} ({word(one.channel)})" for one, instead in for_whom)
+def _said(row: AuditRow) -> tuple[str, str]:
+    return word(row.actor), word((row.detail or "").removeprefix("by "))
+
+
+def _agreements(record: ApprovalRecord) -> list[tuple[str, str]]:
+    return [
+        (f"{word(one.by)} for {word(one.on_behalf_of)}" if one.on_behalf_of else word(one.by), word(one.channel))
+        for one in votes_of(record)
+    ]
+
+
+def _listed(decisions: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{who} ({channel})" for who, channel in decisions)
 
 
 def _needs(record: ApprovalRecord) -> str:

@@ -100,6 +100,8 @@ def _ended(close: Close, call: Call, result: Result) -> None:
     }
     if not waits:  # one that does has not ended
         attributes[semconv.CALL_STATE] = result.state.value
+        if result.executed and result.record.ended_us is not None:
+            attributes[semconv.CALL_BODY_MS] = max(result.record.ended_us - result.record.started_us, 0) / 1e3
     if spans.captures_content():
         attributes.update(content_of(call.encoded, result.value, result.error, call.tool.redaction))
     close(call.span, attributes, None if waits else result.error)
