@@ -45,7 +45,7 @@ ALLOWED = {
     "expressions": {"exceptions"},
     "_threads": {"_fork"},
     "_backends": {"_clock", "_reaper", "_threads"},
-    "policy": {"exceptions", "_checks", "_declared", "_names", "assurance", "rate"},
+    "policy": {"exceptions", "_checks", "_declared", "_names", "assurance", "expressions", "rate"},
     "rules": {"exceptions", "_checks", "_declared", "_names", "expressions", "policy"},
     "notify": {"exceptions", "_declared", "_post", "signing"},
     "_notifier": BASE | {"_metrics", "ledger", "_post", "notify", "signing"},

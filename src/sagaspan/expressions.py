@@ -7,6 +7,7 @@ import, so it is imported with the first expression.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
@@ -66,6 +67,12 @@ class Expression:
         """The expression's value over ``values``; raises what CEL raises (``ValueError``, ``RuntimeError``, ...)."""
         # Only what it reads: another argument may be an object that CEL has no type for.
         return self._program.execute({name: value for name, value in values.items() if name in self.variables})
+
+
+@functools.lru_cache(1024)
+def check_syntax(source: str, where: str) -> None:
+    """Refuse what is no expression, whatever tool it is for; raises ``ConfigurationError``."""
+    Expression(source, where=where)
 
 
 def _code_of(source: str, where: str) -> str:

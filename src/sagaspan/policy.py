@@ -22,6 +22,7 @@ from sagaspan._declared import DeclaredModel
 from sagaspan._names import matches, misspelt, nearest
 from sagaspan.assurance import Assurance, stricter
 from sagaspan.exceptions import ConfigurationError
+from sagaspan.expressions import check_syntax
 from sagaspan.rate import Rate
 
 _MOST_BYTES: Final = 1024 * 1024
@@ -227,6 +228,13 @@ class Policy(DeclaredModel):
     redact: Annotated[
         tuple[str, ...], BeforeValidator(_as_tuple), Field(description="names or dotted paths of fields, in a list")
     ] = ()
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Refuse an expression that no tool could have."""
+        for field, declared in (("approve", gates_of(self.approve)), ("key", (self.key,)), ("lock", (self.lock,))):
+            for expression in declared:
+                if isinstance(expression, str):
+                    check_syntax(expression, f"Policy field {field!r}")
 
     @functools.cached_property
     def sources(self) -> Sources:
