@@ -291,3 +291,18 @@ def test_usage_of_one_scope(sagaspan: Sagaspan) -> None:
     assert (some["spent"], some["calls"]) == ("4", 2)
     assert sagaspan("usage", "--scope", "user:1", "--scope", "user:2").code == 2
     assert "No calls" in sagaspan("usage", "--scope", "user:1").out
+
+
+def test_a_limit_that_is_set_before_the_first_call_makes_the_ledger(sagaspan: Sagaspan, home: Path) -> None:
+    """With ``--create``; without, and where nobody can be asked, the error names it, and nothing is made."""
+    refused = sagaspan("budgets", "set", "tool:pay", "1 calls")
+    assert refused.code == 1
+    assert "add --create" in refused.err
+    assert sagaspan("budgets", "set", "tol:pay", "1 calls", "--create").code != 0
+    assert not (home / "ledger.db").exists()
+    assert sagaspan("budgets", "set", "tool:pay", "1 calls", "--create").code == 0
+    with Guard() as guard:
+        pay = guard.tool("pay", effect="write", repeat="new")(lambda: "paid")
+        assert pay() == "paid"
+        with pytest.raises(BudgetExceeded):
+            pay()

@@ -119,10 +119,11 @@ class Settings:
         """These settings with those that were ``given`` (not None, not False)."""
         return replace(self, **{name: value for name, value in given.items() if value})
 
-    def open_store(self) -> Any:
-        """The ledger for reading, or that of ``--app`` if it alone is named; raises ``StoreUnavailable``.
+    def open_store(self, *, create: bool = False) -> Any:
+        """Return the ledger, or that of ``--app`` if it alone is named; raises ``StoreUnavailable``.
 
-        Named with ``--app``, a guard with a codec also lets its content be read.
+        Named with ``--app``, a guard with a codec also lets its content be read. ``create``: make a ledger of SQLite
+        that does not exist.
         """
         from sagaspan.cli._render import show_titles
         from sagaspan.ledger.tool_names import titles
@@ -130,7 +131,7 @@ class Settings:
 
         guard = self.load_guard() if self.app and not self.store else None
         url = self.store or default_store() if guard is None else guard._store.url  # noqa: SLF001 - the same house
-        store = connect(url, create=False, migrate="check")
+        store = connect(url, create=create, migrate="auto" if create and self.missing_ledger else "check")
         if not self.as_json:
             show_titles(functools.partial(titles, store))
         engine = None if guard is None else guard._engine  # noqa: SLF001 - the same house
@@ -149,6 +150,15 @@ class Settings:
     def app_named(self) -> str | None:
         """What ``--app`` or the environment names."""
         return self.app or os.environ.get("SAGASPAN_APP") or None
+
+    @property
+    def missing_ledger(self) -> Path | None:
+        """The file of a SQLite ledger that does not exist; None if it does, or is on a server, or that of ``--app``."""
+        from sagaspan.stores import default_store
+
+        scheme, _, path = (self.store or default_store()).partition(":///")
+        file = Path(path).expanduser()
+        return file if scheme == "sqlite" and not (self.app and not self.store) and not file.exists() else None
 
     @property
     def has_ledger(self) -> bool:

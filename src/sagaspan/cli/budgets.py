@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -11,6 +12,8 @@ from sagaspan.cli._found import with_namespaces
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, visible, when
 from sagaspan.cli.freeze import the_namespace
+from sagaspan.exceptions import StoreUnavailable
+from sagaspan.scopes import check_scope
 
 if TYPE_CHECKING:
     from sagaspan._accounts import Account, Difference
@@ -61,6 +64,7 @@ class _WithAmounts(click.Command):
 @click.option("--soft", multiple=True, type=click.IntRange(1, 100), metavar="PERCENT",
               help="Speak up at so much of it; may be repeated  [default: 50, 80, 95]")  # fmt: skip
 @click.option("--watch", is_flag=True, help="Refuse nothing, only speak up.")
+@click.option("--create", is_flag=True, help="Make a SQLite ledger that does not exist yet, without asking.")
 @click.option("--actor", help="Who decides; default: the user of this process.")
 @namespace_option
 @common_options
@@ -72,6 +76,7 @@ def set_budget(
     per: str | None,
     soft: tuple[int, ...],
     watch: bool,
+    create: bool,
     actor: str | None,
     namespace: str | None,
 ) -> None:
@@ -89,7 +94,9 @@ def set_budget(
     """
     from sagaspan._accounts import Accounts
 
-    store, wanted = settings.open_store(), _budgets(amount, per, soft, watch)
+    wanted = _budgets(amount, per, soft, watch)
+    check_scope(scope)
+    store = settings.open_store(create=create or _is_to_be_made(scope, settings))
     accounts = Accounts(store, the_namespace(settings, store, namespace))
     before = {(one.unit, one.window): one for one in accounts.list(scope)}
     accounts.set(scope, wanted, actor=actor)
@@ -108,6 +115,17 @@ def set_budget(
     for account in found:
         if account.limit is not None and account not in is_set:
             say(f"  beside it holds: {_limit(account)}, {visible(_origin(account, ago=False))}.")
+
+
+def _is_to_be_made(scope: str, settings: Settings) -> bool:
+    """Ask the person at a terminal whether to make a ledger that does not exist; raises ``StoreUnavailable``."""
+    file = settings.missing_ledger
+    if file is None:
+        return False
+    if not sys.stdin.isatty():
+        raise StoreUnavailable(f"there is no ledger at {file}; add --create to make it with the limit of {scope}")
+    click.confirm(f"There is no ledger at {visible(file)}. Make it with this limit?", abort=True, err=True)
+    return True
 
 
 @budgets.command("unset")
