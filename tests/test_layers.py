@@ -167,7 +167,8 @@ ALLOWED = {
         "_usage",
     },
     "_recovery": DATA
-    | {"ledger", "_alone", "_completion", "_endings", "_retries", "_run", "_run_spans", "_saga", "_steps", "_undone"},
+    | {"ledger", "_alone", "_completion", "_endings", "_retries", "_run", "_run_spans", "_saga", "_session"}
+    | {"_steps", "_undone"},
     "_metrics": {"semconv", "_clock", "_spans"},
     "_usage": BASE | {"ledger"},
     "_carried": BASE | {"ledger"},

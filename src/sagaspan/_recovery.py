@@ -28,10 +28,11 @@ from sagaspan._durations import microseconds
 from sagaspan._endings import PIVOT, Ending
 from sagaspan._retries import ONCE, due_us
 from sagaspan._run import Run
+from sagaspan._session import end_session
 from sagaspan._steps import Steps, steps_of
 from sagaspan._undone import Undone
 from sagaspan.exceptions import StoreUnavailable
-from sagaspan.ledger import pivots, transitions
+from sagaspan.ledger import pivots
 from sagaspan.ledger.in_doubt import earliest_sent_us, history
 from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.records import (
@@ -46,7 +47,6 @@ from sagaspan.ledger.records import (
     run_info,
 )
 from sagaspan.ledger.resolution import IN_DOUBT, permitted
-from sagaspan.ledger.store import RunChange
 from sagaspan.ledger.transitions import CallEvent, RunEvent
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Recoverer:
                 outcome = await self._undo_again(run)
             elif run.is_session:
                 if lost.verdict is Verdict.DEAD:  # one that is only expired may come back, and go on in it
-                    await self._backend.io(self._end_session, run)
+                    await self._backend.io(end_session, self._store, run)
                 return []
             else:
                 return await self._take(lost)
@@ -470,13 +470,6 @@ class Recoverer:
         return "queued" if any(self._engine.known.find_compensation(step) is None for step in due) else "compensated"
 
     # -- details -----------------------------------------------------------------------------------------------
-
-    def _end_session(self, run: RunRecord) -> None:
-        after, audit = transitions.move_run(
-            run, RunEvent.FAIL, now_us(), detail=LOST[Verdict.DEAD], reason="interrupted",
-            owner=owner.this_process(), epoch=run.epoch + 1,
-        )  # fmt: skip
-        self._store.commit([RunChange(after, audit, run.version)], synced=False)
 
     def _lacks(self, run: RunRecord) -> bool:
         """Whether this process cannot undo all of a run: then it does not begin, so that another one does it whole.

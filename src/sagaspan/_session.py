@@ -14,6 +14,7 @@ from sagaspan._tool import Tool
 from sagaspan.exceptions import StoreUnavailable
 from sagaspan.ledger import transitions
 from sagaspan.ledger.fail_open import Outage, may_run_unrecorded, unrecorded
+from sagaspan.ledger.judgement import LOST, Verdict
 from sagaspan.ledger.leases import Lease
 from sagaspan.ledger.records import SESSION, RunRecord, RunState
 from sagaspan.ledger.store import RunChange, Store
@@ -21,6 +22,17 @@ from sagaspan.ledger.transitions import RunEvent
 
 _log = logging.getLogger("sagaspan")
 _OPENING: Final = "the beginning of its session"
+_LOOKED_AT: Final = 100
+"""The newest runs among which a new session looks for those of dead processes: a ledger may have thousands."""
+
+
+def end_session(store: Store, run: RunRecord) -> None:
+    """Record that the session of a dead process is over; raises ``StoreError``."""
+    after, audit = transitions.move_run(
+        run, RunEvent.FAIL, now_us(), detail=LOST[Verdict.DEAD], reason="interrupted",
+        owner=owner.this_process(), epoch=run.epoch + 1,
+    )  # fmt: skip
+    store.commit([RunChange(after, audit, run.version)], synced=False)
 
 
 class Session:
@@ -62,7 +74,15 @@ class Session:
                     owner.drop(token)
                     raise
                 self._record = opened
+                self._end_dead()
         return self._record
+
+    def _end_dead(self) -> None:
+        """End the sessions of processes that are dead: nothing goes on in one, and no program asks for it again."""
+        for run in self._store.list_runs(states=[RunState.RUNNING], namespace=self._namespace, limit=_LOOKED_AT):
+            token = owner.run_token(self._store.url, run.namespace, run.id)
+            if run.is_session and owner.proof(run.owner, token) is owner.Proof.DEAD:
+                end_session(self._store, run)
 
     def _new(self) -> RunRecord:
         check_may_start("a call of a tool")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sagaspan import Guard, ToolTimeout
+from sagaspan import ApprovalPending, Guard, ToolTimeout
 from sagaspan.cli._options import Settings
 from sagaspan.testing import frozen_clock
-from tests.cli.conftest import Sagaspan
+from tests.cli.conftest import Answer, Sagaspan
 
 DIES_IN_A_WRITE = """
 import os
@@ -46,8 +46,65 @@ def test_what_could_not_be_undone_needs_a_person(sagaspan: Sagaspan) -> None:
         ("call", "compensation_failed"),
     }
     run, call = sorted(answer.json, key=lambda item: item["kind"] != "run")
-    assert sagaspan(*run["next"].split()[1:]).code == 0
-    assert call["next"] == f"sagaspan compensate stuck-1 --call {call['id']} --app MODULE:GUARD"
+    assert run["next"] == call["next"] == f"sagaspan compensate stuck-1 --call {call['id']} --app MODULE:GUARD"
+
+
+def rows(answer: Answer) -> dict[str, tuple[str, str]]:
+    """Why and next command of each row, by kind."""
+    return {item["kind"]: (item["why"], item["next"]) for item in answer.json}
+
+
+def test_a_paused_run_names_what_ends_its_row(sagaspan: Sagaspan) -> None:
+    """The request, while it waits; once that is decided, who goes on, and the command that gives the run up."""
+    guard = Guard(approver="inbox")
+    pay = guard.tool("pay", effect="write", approve=True)(lambda amount: amount)
+    with guard, pytest.raises(ApprovalPending) as pending, guard.run("trip", id="paused-1"):
+        pay(5)
+    request = pending.value.approval_id
+    waits = rows(sagaspan("status", "--json"))
+    assert {line for _, line in waits.values()} == {f"sagaspan approvals show {request}"}
+    guard.approvals.approve(request, by="ada")
+    decided = rows(sagaspan("status", "--json"))
+    why, line = decided.pop("run")
+    assert "start the program that began it again" in why
+    assert (decided, line) == ({}, "sagaspan compensate paused-1")
+    assert sagaspan(*line.split()[1:], "--yes").code == 0
+    assert sagaspan("status", "--json").json == []
+
+
+def test_a_held_run_names_what_ends_its_row(sagaspan: Sagaspan) -> None:
+    """What became of the call in doubt; once that is known, who goes on, and the command that undoes it."""
+    guard = Guard()
+
+    def pay() -> None:
+        raise KeyboardInterrupt
+
+    paying = guard.tool("pay", effect="write")(pay)
+    with guard, pytest.raises(KeyboardInterrupt), guard.run("trip", id="held-1", on_interrupt="hold"):
+        paying()
+    in_doubt = rows(sagaspan("status", "--json"))
+    assert in_doubt["run"][1] == in_doubt["call"][1]
+    assert in_doubt["run"][1].startswith("sagaspan calls resolve ")
+    (call,) = guard.calls.list()
+    guard.calls.resolve(call.id, "did-not-happen", note="not in the books")
+    known = rows(sagaspan("status", "--json"))
+    why, line = known.pop("run")
+    assert "nothing in it is in doubt; start the program that began it again" in why
+    assert (known, line) == ({}, "sagaspan compensate held-1")
+    assert sagaspan(*line.split()[1:], "--yes").code == 0
+    assert sagaspan("status", "--json").json == []
+
+
+def test_the_session_of_a_dead_process_ends_with_the_next_session(sagaspan: Sagaspan, home: Path) -> None:
+    """It was ``running`` until somebody ran a recovery."""
+    script = DIES_IN_A_WRITE.replace('with guard.run("trip", id="dead-1"): pay()', "pay()")
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert [run["status"] for run in sagaspan("runs", "list", "--json").json] == ["running"]
+    with Guard() as guard:
+        guard.tool("look", effect="read")(lambda: 1)()
+        listed = {run["status"] for run in sagaspan("runs", "list", "--json").json}
+    assert listed == {"failed", "running"}
+    assert [call["state"] for call in sagaspan("calls", "list", "--json").json] == ["running"]
 
 
 def test_a_broken_edit_of_the_policy_file_needs_a_person(sagaspan: Sagaspan, tmp_path: Path) -> None:
@@ -164,7 +221,7 @@ def test_a_run_that_recovery_will_undo_says_so(sagaspan: Sagaspan, guard: Guard)
     recover = "sagaspan recover --app MODULE:GUARD"
     run, call = sagaspan("status", "--json").json
     assert run["why"] == "is to be undone: recovery does so when what is in doubt in it is decided (error)"
-    assert run["next"] == "sagaspan show failed-1"
+    assert run["next"] == call["next"]
     answer = sagaspan("calls", "resolve", call["id"], "did-not-happen", "--note", "n")
     assert f"If nobody enters it, recovery undoes it: {recover}" in answer.out
     (run,) = sagaspan("status", "--json").json

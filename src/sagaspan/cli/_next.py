@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
-from sagaspan._commands import CommandLine, command, resolve_command
-from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunInfo, RunRecord, RunState
+from sagaspan._commands import CommandLine, command, resolve_command, result_command
+from sagaspan.ledger.records import CallInfo, CallRecord, CallState, Phase, RunInfo, RunRecord, RunState, call_info
 
 RECOVER: Final = command("recover", app="MODULE:GUARD")
 """Goes on after a process that died, and undoes what waits for the tools."""
@@ -28,6 +29,22 @@ def next_commands(call: Call) -> list[CommandLine]:
     if call.state is CallState.DONE:
         return [undo_command(call) if call.compensate else undone_command(call)]
     return [resolve_command(call.id)]
+
+
+def next_steps(store: Any, run: RunRecord) -> list[tuple[Call, CommandLine]]:
+    """Return what is left to decide of a held or partially compensated run: each call with its commands."""
+    from sagaspan._steps import steps_of
+
+    steps = steps_of(store, run)
+    partly = run.state is RunState.PARTIALLY_COMPENSATED
+    left: Iterable[CallRecord] = steps.unresolved
+    if partly:
+        left = (*left, *steps.undoable, *steps.not_compensable)
+    found: list[tuple[Call, CommandLine]] = [(step, line) for step in left for line in next_commands(step)]
+    if not partly:  # it goes on through its calls: one whose result nobody has stops it
+        calls = map(call_info, store.calls_of(run.namespace, run.id))
+        found += [(one, result_command(one.id)) for one in calls if one.state is CallState.DONE and one.result_lost]
+    return found
 
 
 def undo_command(call: Call) -> CommandLine:

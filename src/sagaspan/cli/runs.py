@@ -24,7 +24,7 @@ from sagaspan.cli._render import (
     visible,
     when,
 )
-from sagaspan.ledger.records import CallInfo, CallState, Phase, RunInfo, RunState
+from sagaspan.ledger.records import CallInfo, Phase, RunInfo, RunState
 
 _REPORTS: Final = ("md", "json")
 
@@ -217,21 +217,13 @@ def _say_next(run: RunInfo, settings: Settings) -> None:
     """What is left of a run that needs a person, step by step."""
     if run.status not in (RunState.HELD, RunState.PARTIALLY_COMPENSATED):
         return
-    from sagaspan._commands import result_command
-    from sagaspan._steps import steps_of
-    from sagaspan.cli._next import next_commands
+    from sagaspan.cli._next import next_steps
 
     store = settings.open_store()
     record = store.get_run(run.namespace, run.id)
     if record is None:  # pruned at this moment
         return
-    steps = steps_of(store, record)
-    partly = run.status is RunState.PARTIALLY_COMPENSATED
-    left = (*steps.unresolved, *((*steps.undoable, *steps.not_compensable) if partly else ()))
-    rows = [(step.tool, step.state, settings.located(line)) for step in left for line in next_commands(step)]
-    if not partly:  # it goes on through its calls: one whose result nobody has stops it
-        lost = [call for call in run.calls if call.state is CallState.DONE and call.result_lost is not None]
-        rows += [(call.tool, call.state, settings.located(result_command(call.id))) for call in lost]
+    rows = [(step.tool, step.state, settings.located(line)) for step, line in next_steps(store, record)]
     if rows:
         say("")
         emit_table(("tool", "state", "next"), rows, title="what needs you")

@@ -14,18 +14,19 @@ from sagaspan._endings import PIVOT
 from sagaspan._owner import NOBODY
 from sagaspan.cli._found import with_namespaces
 from sagaspan.cli._holders import held_by
-from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, needed_by, next_commands
+from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, needed_by, next_commands, next_steps
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, say, short
 from sagaspan.ledger.judgement import Verdict
 from sagaspan.ledger.locks import held_by_call, held_by_run
-from sagaspan.ledger.records import CallRecord, CallState, RunRecord, RunState, call_info, run_info
+from sagaspan.ledger.records import ApprovalState, CallRecord, CallState, RunRecord, RunState, call_info, run_info
 
 _RUNS: Final = {
     RunState.PAUSED: "waits to be continued with the same run id",
-    RunState.HELD: "was interrupted or is in doubt; nothing is undone until somebody resumes it",
+    RunState.HELD: "was interrupted or is in doubt",
     RunState.PARTIALLY_COMPENSATED: "was rolled back, but not all of it",
 }
+_AGAIN: Final = "start the program that began it again, and it goes on; the command undoes it instead"
 _UNDOING: Final = "is to be undone, and nothing in it is in doubt any more: recovery undoes it"
 _UNDOING_LATER: Final = "is to be undone: recovery does so when what is in doubt in it is decided"
 _FORWARD: Final = "failed after its pivot, so it only goes forward: enter it again with the same id"
@@ -134,12 +135,31 @@ def _run_items(store: Any, namespace: str | None) -> Iterator[Item]:
             due = not is_in_doubt(store, run)
             why = _UNDOING if due else _UNDOING_LATER
         if why is not None:
-            show = command("show", run.id, namespace=run.namespace if several else None)
+            space = run.namespace if several else None
+            way, line = ("", RECOVER) if orphaned or due else _way_on(store, run, space, forward=forward)
+            why = f"{why}; {way}" if way else why
             yield Item(
                 kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
-                why=why if run.reason is None else f"{why} ({run.reason})", next=RECOVER if orphaned or due else show,
-                locks=held_by_run(store, run),
+                why=why if run.reason is None else f"{why} ({run.reason})",
+                next=line, locks=held_by_run(store, run),
             )  # fmt: skip
+
+
+def _way_on(store: Any, run: RunRecord, namespace: str | None, *, forward: bool) -> tuple[str, CommandLine]:
+    """Return who has to do what about a run that waits, and the command for it."""
+    show, undo = (command(verb, run.id, namespace=namespace) for verb in ("show", "compensate"))
+    if forward:
+        return "", show
+    if run.state is RunState.PAUSED:
+        states = [ApprovalState.PENDING]
+        for asked in store.list_approvals(states=states, namespace=run.namespace, run_id=run.id, limit=1):
+            return "it waits for approval", command("approvals show", asked.id)
+        return _AGAIN, undo
+    if left := next_steps(store, run):
+        return "", left[0][1]
+    if run.state is RunState.HELD:
+        return f"nothing in it is in doubt; {_AGAIN}", undo
+    return "", show
 
 
 def _orphaned(store: Any, run: RunRecord) -> str | None:
