@@ -296,6 +296,7 @@ def test_what_is_never_taken_is_a_dead_letter(
         )
         receiver.status = 204
         assert cli("notifications", "retry", dead.id)[0] == 0
+        assert "None was given up; 1 wait" in cli("notifications", "list", "--dead")[1]
         _send(guard)
         assert guard._engine.store.deliveries() == []
         assert "Everything is delivered" in cli("notifications", "list")[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -20,6 +21,7 @@ from sagaspan.ledger.freezes import scope_of_run
 from sagaspan.ledger.in_doubt import history
 from sagaspan.ledger.judgement import LOST, Judge, Verdict
 from sagaspan.ledger.locks import held_by_run
+from sagaspan.ledger.pages import page_of
 from sagaspan.ledger.records import (
     CallInfo,
     CallRecord,
@@ -49,12 +51,28 @@ class Runs:
         self._store = store
         self._namespace = namespace
 
-    def list(self, *, status: Sequence[RunState | str] | str = (), limit: int = 100, offset: int = 0) -> list[RunInfo]:
-        """Runs of the state or states ``status`` (empty: all), newest first, without their calls."""
+    def list(
+        self,
+        *,
+        status: Sequence[RunState | str] | str = (),
+        tags: Mapping[str, object] | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[RunInfo]:
+        """Return the runs of the state or states ``status`` (empty: all), newest first, without their calls.
+
+        ``tags``: only runs that have all of these; values are compared as text.
+        """
         _check_page(limit, offset)
-        states = _states(RunState, status)
-        found = self._store.list_runs(states=states, namespace=self._namespace, limit=limit, offset=offset)
-        return [run_info(record) for record in found]
+        read = functools.partial(self._store.list_runs, states=_states(RunState, status), namespace=self._namespace)
+        if not tags:
+            return [run_info(record) for record in read(limit=limit, offset=offset)]
+        wanted = {(name, str(value)) for name, value in tags.items()}
+
+        def fits(record: RunRecord) -> bool:
+            return wanted <= {(name, str(value)) for name, value in run_info(record).tags.items()}
+
+        return [run_info(record) for record in page_of(read, fits, limit=limit, offset=offset)]
 
     def get(self, id: str) -> RunInfo | None:  # noqa: A002 - the contract's word
         """The run ``id`` with its calls, or None."""

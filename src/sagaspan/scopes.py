@@ -139,6 +139,7 @@ class BudgetBook:
             self._exact[name] = tuple(Placed(budget, name, EXACT) for budget in found)
             if any(character in name for character in "*?["):
                 self._globs[name] = tuple(Placed(budget, name, rank_of(name)) for budget in found)
+        self.kinds = frozenset(name.partition(":")[0] for name in self._exact)
 
     def of(self, *scopes: str, endings: tuple[str, ...] = ("",)) -> tuple[Placed, ...]:
         """The budgets of a scope, which is given for each name of its tool; empty if none is declared for it.

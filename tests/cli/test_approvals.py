@@ -61,7 +61,7 @@ def test_what_waits_is_listed_shown_and_approved(sagaspan: Sagaspan, ask: Ask, p
     assert '"x\\u{1b}[31m\\u{202e}"' in shown
     assert "digest" in shown
     answers("n")
-    assert sagaspan("approvals", "approve", request).code == 130
+    assert sagaspan("approvals", "approve", request).code == 1
     answers("y")
     approved = sagaspan("approvals", "approve", request)
     assert (approved.code, "is approved" in approved.out) == (0, True)
@@ -180,3 +180,14 @@ def test_all_of_what_the_digest_covers_can_be_seen(sagaspan: Sagaspan, ask: Ask,
     answers("n")
     assert "needle" not in shown("approve")
     assert "needle" in shown("approve", "--full")
+
+
+def test_a_person_who_denies_at_a_terminal_is_asked_why(sagaspan: Sagaspan, ask: Ask, answers: Any) -> None:
+    """The model is told; ``--reason`` and no answer leave the question out."""
+    reasons = []
+    for answer, more in (("too much", []), ("", []), ("unused", ["--reason", "not now"])):
+        request = ask(run=f"r{len(reasons)}")
+        answers(answer)
+        assert sagaspan("approvals", "deny", request, *more).code == 0
+        reasons.append(sagaspan("approvals", "show", request, "--json").json["reason"])
+    assert reasons == ["too much", None, "not now"]

@@ -31,7 +31,7 @@ def do(path: Path, statement: str) -> None:
         connection.commit()
 
 
-def test_what_is_well_is_0_and_what_is_not_is_1(sagaspan: Sagaspan, ledger: Path) -> None:
+def test_what_is_well_is_0_and_what_is_not_is_4(sagaspan: Sagaspan, ledger: Path) -> None:
     """Each row is named by its run, its number and what was done to it."""
     done = sagaspan("audit", "verify")
     assert done.code == 0
@@ -39,11 +39,11 @@ def test_what_is_well_is_0_and_what_is_not_is_1(sagaspan: Sagaspan, ledger: Path
     assert sagaspan("audit", "verify", "--run", "order", "--json").json["ok"] is True
     do(ledger, "update audit set actor = 'nobody' where number = 3")
     done = sagaspan("audit", "verify")
-    assert done.code == 1
+    assert done.code == 4
     assert "altered" in done.out
     assert "order-1" in done.out
     done = sagaspan("audit", "verify", "--json")
-    assert (done.code, done.json["ok"]) == (1, False)
+    assert (done.code, done.json["ok"]) == (4, False)
     assert [(one["run"], one["number"], one["problem"]) for one in done.json["findings"]] == [("order-1", 3, "altered")]
 
 
@@ -94,6 +94,7 @@ def test_an_export_is_json_to_a_file_or_to_a_pipe(sagaspan: Sagaspan, ledger: Pa
     done = sagaspan("audit", "export", "--format", "json", "--output", str(tmp_path / "out.json"))
     assert f"{len(lines)} rows" in done.err
     assert json.loads((tmp_path / "out.json").read_text()) == lines
+    assert sagaspan("audit", "export", "--json").json == lines
     assert sagaspan("audit", "export", "--output", str(tmp_path / "no" / "out.json")).code == 1
 
 

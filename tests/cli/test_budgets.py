@@ -60,7 +60,7 @@ def test_nothing_is_listed(sagaspan: Sagaspan, guard: Guard, buy: Callable[..., 
     assert "No budgets" in sagaspan("budgets", "list").out
     assert sagaspan("budgets", "list", "--json").json == []
     answer = sagaspan("budgets", "list", "usr:1")
-    assert (answer.code, "user:1" in answer.err) == (1, True)
+    assert (answer.code, "user:1" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("used_before", [True, False], ids=["used", "never used"])
@@ -116,7 +116,7 @@ def test_what_is_no_budget_is_refused(sagaspan: Sagaspan, guard: Guard, argument
     """And nothing is set."""
     guard.tool("look", effect="read")(lambda: 1)()
     answer = sagaspan("budgets", "set", "--json", *arguments)
-    assert (answer.code, answer.json["kind"]) == (1, "ConfigurationError")
+    assert (answer.code, answer.json["kind"]) == (2, "ConfigurationError")
     assert says in answer.json["error"]
     assert sagaspan("budgets", "list", "--json").json == []
 

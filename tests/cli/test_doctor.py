@@ -34,10 +34,10 @@ def test_it_counts_what_is_there(sagaspan: Sagaspan, home: Path) -> None:
 
 @pytest.mark.usefixtures("day")
 def test_files_that_others_can_read_are_a_problem(sagaspan: Sagaspan, home: Path) -> None:
-    """Exit code 1, and the command that mends it."""
+    """Exit code 4, and the command that mends it."""
     (home / "traces").chmod(0o755)
     answer = sagaspan("doctor")
-    assert answer.code == 1
+    assert answer.code == 4
     assert "chmod" in answer.out
 
 
@@ -46,7 +46,7 @@ def test_a_damaged_ledger_is_a_problem(sagaspan: Sagaspan, home: Path) -> None:
     home.mkdir()
     (home / "ledger.db").write_bytes(b"this is no database" * 100)
     answer = sagaspan("doctor", "--json")
-    assert answer.code == 1
+    assert answer.code == 4
     assert "not a readable SQLite ledger" in next(f["found"] for f in answer.json if f["what"] == "ledger")
     assert (home / "ledger.db").read_bytes() == b"this is no database" * 100
 
@@ -66,14 +66,14 @@ def test_a_damaged_ledger_is_a_problem(sagaspan: Sagaspan, home: Path) -> None:
 def test_a_ledger_that_is_not_ours_alone_is_a_problem(
     sagaspan: Sagaspan, home: Path, name: str, mode: int, sentence: str
 ) -> None:
-    """Exit code 1, and the command that mends it; a ledger as it is made is well."""
+    """Exit code 4, and the command that mends it; a ledger as it is made is well."""
     path = home / name
     if name and not path.exists():
         path.touch(0o600)
     assert sagaspan("doctor").code == 0
     path.chmod(mode)
     answer = sagaspan("doctor", "--json")
-    assert answer.code == 1
+    assert answer.code == 4
     (found,) = [finding["found"] for finding in answer.json if finding["state"] == "problem"]
     assert sentence in found
     assert found.endswith(f"; chmod {600 if name else 700} {path}")
@@ -109,13 +109,13 @@ def test_a_misspelt_variable_is_a_problem(sagaspan: Sagaspan, monkeypatch: pytes
     assert sagaspan("doctor").code == 0
     monkeypatch.setenv("SAGASPAN_STOER", "postgresql://ann:canary@db.example/shop")
     answer = sagaspan("doctor", "--json")
-    assert answer.code == 1
+    assert answer.code == 4
     problems = [finding for finding in answer.json if finding["state"] == "problem"]
     assert [finding["what"] for finding in problems] == ["ledger", "SAGASPAN_STOER"]
     assert all("did you mean SAGASPAN_STORE?" in finding["found"] for finding in problems)
     assert "canary" not in answer.out
     status = sagaspan("status")
-    assert (status.code, "did you mean SAGASPAN_STORE?" in status.err) == (1, True)
+    assert (status.code, "did you mean SAGASPAN_STORE?" in status.err) == (2, True)
 
 
 def test_credentials_in_the_environment_are_not_printed(sagaspan: Sagaspan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_a_freeze_says_why(sagaspan: Sagaspan, pay: object) -> None:
     assert pay(1) == 1  # type: ignore[operator]
     assert sagaspan("freeze", "all").code == 2
     answer = sagaspan("freeze", "tol:pay", "--reason", "x")
-    assert (answer.code, "did you mean 'tool:pay'?" in answer.err) == (1, True)
+    assert (answer.code, "did you mean 'tool:pay'?" in answer.err) == (2, True)
 
 
 def test_a_run_is_paused_and_resumed(sagaspan: Sagaspan, guard: Guard, pay: object) -> None:

@@ -153,3 +153,28 @@ def test_a_limit_can_be_set_before_any_agent_ran(sagaspan: Sagaspan, home: Path)
     assert (made.code, "is of this version now; applied: 0001 initial" in made.out) == (0, True)
     assert sagaspan("budgets", "set", "user:42", "5 USD").code == 0
     assert sagaspan("migrate").out.endswith("is of this version\n")
+
+
+def test_tags_are_shown_and_filter(sagaspan: Sagaspan, guard: Guard) -> None:
+    """All that are given must fit; the page is of those that do."""
+    for number in range(4):
+        with guard.run("trip", id=f"r{number}", tags={"team": "blue" if number % 2 else "red", "n": number}):
+            pass
+    blue = ["runs", "list", "--tag", "team=blue", "--json"]
+    assert [run["id"] for run in sagaspan(*blue).json] == ["r3", "r1"]
+    assert [run["id"] for run in sagaspan(*blue, "--limit", "1", "--offset", "1").json] == ["r1"]
+    assert [run["id"] for run in sagaspan(*blue, "--tag", "n=3").json] == ["r3"]
+    assert [run.id for run in guard.runs.list(tags={"team": "red", "n": 2})] == ["r2"]
+    assert "team=blue, n=1" in sagaspan("runs", "show", "r1").out
+    assert sagaspan("runs", "list", "--tag", "team").code == 2
+
+
+def test_a_misspelt_command_is_told_the_nearest(sagaspan: Sagaspan) -> None:
+    """Of commands and of those below one; exit code 2."""
+    for line, near in (
+        ("staus", "did you mean status"),
+        ("runs lst", "did you mean list"),
+        ("xyz", "there are demo, "),
+    ):
+        answer = sagaspan(*line.split())
+        assert (answer.code, near in answer.err) == (2, True)

@@ -101,7 +101,7 @@ def test_doctor_finds_a_server_that_syncs_nothing(
     monkeypatch.setenv("SAGASPAN_STORE", postgres.url)
     answer = sagaspan("doctor", "--json")
     (ledger,) = [one for one in answer.json if one["what"] == "ledger"]
-    assert (answer.code, ledger["state"]) == (1, "problem")
+    assert (answer.code, ledger["state"]) == (4, "problem")
     assert "does not sync its commits (fsync = off)" in ledger["found"]
 
 

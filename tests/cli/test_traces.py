@@ -250,6 +250,16 @@ class TestTraces:
             answer = sagaspan(*command, "-o", str(tmp_path / "odd.csv"), "--json")
             assert (answer.code, "is the name of csv" in answer.json["error"]) == (2, True)
 
+    def test_markdown_says_how_much_it_shortens(self, sagaspan: Sagaspan, home: Path) -> None:
+        """And which command gives the whole; a trace with nothing shortened says nothing."""
+        (whole, *_) = sagaspan("traces", "list", "--json").json
+        assert "Shortened" not in sagaspan("traces", "export", whole["trace_id"], "-f", "md").out
+        attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.call.arguments": "x" * 5000}
+        write(home / "traces" / "b.jsonl", line(span(1, "long", trace=77, attributes=attributes)))
+        out = sagaspan("traces", "export", f"{77:032x}", "-f", "md").out
+        assert "Shortened texts in this trace: 1, at `…` or to the last lines of a stack." in out
+        assert f"Whole: `sagaspan traces export {77:032x} --format json`" in out
+
     @pytest.mark.parametrize("form", ["csv", "parquet"])
     def test_an_export_says_when_it_has_not_all(self, sagaspan: Sagaspan, tmp_path: Path, form: str) -> None:
         """Whatever its form; and nothing of the kind when it has."""

@@ -694,3 +694,17 @@ def test_fsck_compares_what_usage_says(store_url: str, sql: Sql, damage: str) ->
     [call] = guard.calls.list(open=False)
     assert (found.scope, found.what, found.by_calls) == (f"call:{call.id}", "usage", 2)
     assert found.counted == (0 if "delete" in damage else Decimal("1e-9"))
+
+
+def test_a_budget_of_users_that_counts_nothing_is_named_once(guard: Guard, caplog: pytest.LogCaptureFixture) -> None:
+    """Of runs that name no user: the limit looks as if it held, and holds nothing."""
+    guard.set_budget("user:*", "2 calls")
+    buy = guard.tool("buy", effect="write", repeat="new")(lambda: None)
+    with guard.run("shop", id="named", user="ada"):
+        buy()
+    assert "names no user" not in caplog.text
+    for number in range(3):
+        with guard.run("shop", id=f"r{number}"):
+            buy()
+    assert caplog.text.count("the run 'r0' names no user, so its calls do not count in it") == 1
+    assert caplog.text.count("names no user") == 1

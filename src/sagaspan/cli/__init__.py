@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from sagaspan.cli._options import FAILED, NEEDS_PERSON, NotFound, Settings, common_options
+from sagaspan.cli._options import FAILED, NEEDS_PERSON, WRONG, Group, NotFound, Settings, common_options
 from sagaspan.cli._render import emit_json, emit_table, visible
-from sagaspan.exceptions import CompensationFailed, OutcomeUnknown, SagaspanError
+from sagaspan.exceptions import CompensationFailed, ConfigurationError, OutcomeUnknown, SagaspanError
 
 _COMMANDS = {
     "demo": ("demo", "The whole story, offline, in seconds."),
@@ -41,7 +41,7 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     """Imports a command when it is called; its help line is known without."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -74,6 +74,9 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
+    except ConfigurationError as error:
+        _report(error, str(error), args)
+        sys.exit(WRONG)
     except SagaspanError as error:
         _report(error, str(error), args)
         sys.exit(NEEDS_PERSON if isinstance(error, OutcomeUnknown | CompensationFailed) else FAILED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from sagaspan._commands import CommandLine, command
 
 DONE: Final = 0
 FAILED: Final = 1
+WRONG: Final = 2
 NOT_FOUND: Final = 3
 NEEDS_PERSON: Final = 4
 
@@ -35,6 +37,34 @@ def _without_unit(text: str, likely: Sequence[str]) -> str | None:
     if not number.replace(".", "", 1).isdecimal():
         return None
     return f"{number} has no unit; write " + " or ".join(f"{number}{unit} ({_UNITS[unit]})" for unit in likely)
+
+
+class Group(click.Group):
+    """Commands under one word; for one that does not exist the error names the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that ``args`` begin with, and the rest of them."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(self.list_commands(ctx))}"
+            ctx.fail(f"there is no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+def confirm(question: str) -> None:
+    """Ask the person at the terminal; raises ``ClickException`` if the answer is no."""
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was done: the answer was no")
+
+
+def tags_of(given: Sequence[str]) -> dict[str, str]:
+    """Return the tags that were typed as KEY=VALUE; raises ``UsageError``."""
+    tags = dict(tag.partition("=")[::2] for tag in given)
+    if not all(tags) or not all("=" in tag for tag in given):
+        raise click.UsageError("a tag is KEY=VALUE, as in --tag env=prod")
+    return tags
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg] # generic only in the newest click

@@ -9,8 +9,9 @@ from itertools import chain
 from typing import IO, Any, Final
 
 from sagaspan import semconv
+from sagaspan._commands import command
 from sagaspan.cli._render import dumped, emit_csv, plain_error, visible, when
-from sagaspan.cli._trace_tree import details, facts_of, legible, milliseconds, totals
+from sagaspan.cli._trace_tree import details, facts_of, is_stack_shortened, legible, milliseconds, totals
 
 COLUMNS: Final = (
     "trace_id", "span_id", "parent_span_id", "start", "duration_ms", "name", "kind", "operation", "tool", "model",
@@ -63,12 +64,19 @@ def _chapter(spans: Sequence[Any], out: IO[str]) -> None:
             f"| {'&nbsp;&nbsp;' * span.depth}{cell(span.name)} | {milliseconds(span.duration_ms)} | {cell(notes)} |\n"
         )
     out.write("\n")
+    shortened = 0
     for span in spans:
         lines = [text for text, _ in details(span)]
+        shortened += sum(line.endswith("…") for line in lines) + is_stack_shortened(span)
         if lines:
             about = plain_error(span.error_type)
             out.write(f"**{cell(span.name)}**{f' ({cell(about)})' if about else ''}\n\n")
             out.write(fenced("\n".join(lines)))
+    if shortened:
+        whole = code(str(command("traces export", first.trace_id or "", format="json")))
+        out.write(
+            f"Shortened texts in this trace: {shortened}, at `…` or to the last lines of a stack. Whole: {whole}\n\n"
+        )
     _links(spans, out)
 
 

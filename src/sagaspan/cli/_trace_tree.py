@@ -87,6 +87,11 @@ def details(span: Any, *, stack: bool = True) -> Iterator[tuple[str, str]]:
         yield "\n".join(span.stack.strip().splitlines()[-_STACK:]), "red dim"
 
 
+def is_stack_shortened(span: Any) -> bool:
+    """Return whether ``details`` shows a part of the span's stack."""
+    return bool(span.stack) and not _is_refused(span) and len(span.stack.strip().splitlines()) > _STACK
+
+
 def legible(line: str) -> str:
     """A line of which nothing is obeyed, as far in as it is."""
     rest = line.lstrip(" ")

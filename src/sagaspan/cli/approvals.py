@@ -15,9 +15,11 @@ from sagaspan.cli._found import ambiguous, with_namespaces
 from sagaspan.cli._options import (
     NEEDS_PERSON,
     Duration,
+    Group,
     NotFound,
     Settings,
     common_options,
+    confirm,
     namespace_option,
     pass_settings,
 )
@@ -34,7 +36,7 @@ _FULL = click.option("--full", is_flag=True, help="All of what is decided about,
 _YES = click.option("--yes", "-y", is_flag=True, help="Do not ask: for scripts, which say --digest.")
 
 
-@click.group()
+@click.group(cls=Group)
 @common_options
 def approvals() -> None:
     """What waits for approval, and deciding it.
@@ -117,7 +119,9 @@ def approve(settings: Settings, request_id: str, digest: str | None, yes: bool, 
 def deny(settings: Settings, request_id: str, reason: str | None) -> None:
     """Say no, which is final for these arguments in that run; also of what was approved and has not started."""
     view, request = the_request(settings, request_id)
-    _say_decided(settings, view.deny(request.id, reason))
+    if reason is None and sys.stdin.isatty() and not settings.as_json:
+        reason = click.prompt("Why? The model is told (Enter: no reason)", default="", show_default=False, err=True)
+    _say_decided(settings, view.deny(request.id, reason or None))
 
 
 @approvals.command()
@@ -254,7 +258,7 @@ def _confirm(
     for title, text in parts:
         show(text, title=title)
     forget_typed()
-    click.confirm(question, abort=True, err=True)
+    confirm(question)
 
 
 def _seen(request: ApprovalRequest, digest: str | None) -> dict[str, Any]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sagaspan.cli._options import FAILED, NotFound, Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._options import (
+    NEEDS_PERSON,
+    Group,
+    NotFound,
+    Settings,
+    common_options,
+    namespace_option,
+    pass_settings,
+)
 from sagaspan.cli._output import writing
 from sagaspan.cli._render import emit_json, emit_table, say
 
@@ -21,7 +29,7 @@ _PROGRESS_SECONDS: Final = 2.0
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.group()
+@click.group(cls=Group)
 @common_options
 def audit() -> None:
     """Whether the audit trail is as it was written, and a copy of it for others.
@@ -47,7 +55,7 @@ def verify(
     write_anchor: Path | None,
     namespace: str | None,
 ) -> None:
-    """Verify every chain, and that runs, calls and requests are what their history says; exit 1 if any is not.
+    """Verify every chain, and that runs, calls and requests are what their history says; exit 4 if any is not.
 
     Each row that was altered, taken out, put in or moved is named by its run and its number there. Agents go on
     meanwhile.
@@ -61,7 +69,7 @@ def verify(
         emit_json({"ok": report.ok, **_as_data(report)})
     else:
         _say(report, write_anchor)
-    context.exit(0 if report.ok else FAILED)
+    context.exit(0 if report.ok else NEEDS_PERSON)
 
 
 @audit.command()
@@ -75,6 +83,7 @@ def export(settings: Settings, run: str | None, form: str, output: Path | None, 
     """Every row of the audit trail as JSON: who did what, when, by which channel, for which digest, and its hash."""
     from sagaspan._audit import lines_of
 
+    form = "json" if settings.as_json else form
     rows = _audit(settings, namespace).rows(_whole_id(settings, run, namespace))
     progress, count = _Progress("exported"), 0
     with writing(output) as file:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sagaspan.cli._found import with_namespaces
-from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._options import (
+    NEEDS_PERSON,
+    Group,
+    Settings,
+    common_options,
+    confirm,
+    namespace_option,
+    pass_settings,
+)
 from sagaspan.cli._render import emit_json, emit_table, say, visible, when
 from sagaspan.cli.freeze import the_namespace
 from sagaspan.exceptions import StoreUnavailable
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 _NEGATIVE: Final = re.compile(r"-\$?\.?[0-9]|-(?:inf|nan)\b", re.IGNORECASE)
 
 
-@click.group()
+@click.group(cls=Group)
 @common_options
 def budgets() -> None:
     """What may be used, what is used of it, and whether the books are right."""
@@ -124,7 +132,7 @@ def _is_to_be_made(scope: str, settings: Settings) -> bool:
         return False
     if not sys.stdin.isatty():
         raise StoreUnavailable(f"there is no ledger at {file}; add --create to make it with the limit of {scope}")
-    click.confirm(f"There is no ledger at {visible(file)}. Make it with this limit?", abort=True, err=True)
+    confirm(f"There is no ledger at {visible(file)}. Make it with this limit?")
     return True
 
 

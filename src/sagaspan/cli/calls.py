@@ -11,7 +11,15 @@ import click
 from sagaspan._commands import command, result_command
 from sagaspan.cli._found import the_call, with_namespaces
 from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, next_commands
-from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._options import (
+    NEEDS_PERSON,
+    Group,
+    Settings,
+    common_options,
+    confirm,
+    namespace_option,
+    pass_settings,
+)
 from sagaspan.cli._render import emit_json, emit_table, lately, say, short, visible
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState
 from sagaspan.ledger.resolution import Resolution
@@ -31,7 +39,7 @@ _MEANS_UNSENT: Final = {
 """Of a deferred call that was not sent."""
 
 
-@click.group()
+@click.group(cls=Group)
 @common_options
 def calls() -> None:
     """What was called, what is in doubt, and saying what became of it."""
@@ -150,7 +158,7 @@ def resolve(
     record = the_call(store, call_id)
     seen = call_info(record)
     if not yes and sys.stdin.isatty():
-        click.confirm(_question(seen, _means(seen, Resolution(outcome))), abort=True, err=True)
+        confirm(_question(seen, _means(seen, Resolution(outcome))))
     decided = Calls(store).resolve(
         seen.id, outcome, result=value, note=note, actor=actor, expected_version=expected_version or seen.version
     )

@@ -16,7 +16,7 @@ import click
 
 from sagaspan._checks import check_variables, masked
 from sagaspan._home import NAME as HOME_NAME
-from sagaspan.cli._options import FAILED, Settings, common_options, pass_settings
+from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table
 from sagaspan.exceptions import SagaspanError
 
@@ -46,13 +46,13 @@ class Finding:
 @pass_settings
 @click.pass_context
 def doctor(context: click.Context, settings: Settings) -> None:
-    """What is installed, where everything is, and whether it is well; exit 1 on a problem."""
+    """What is installed, where everything is, and whether it is well; exit 4 on a problem."""
     findings = [*_installed(), *_adapters(), *_ledger(settings), *_traces(settings), *_environment(), *_app(settings)]
     if settings.as_json:
         emit_json(findings)
     else:
         emit_table(("what", "state", "found"), [(finding.what, finding.state, finding.found) for finding in findings])
-    context.exit(FAILED if any(finding.state == "problem" for finding in findings) else 0)
+    context.exit(NEEDS_PERSON if any(finding.state == "problem" for finding in findings) else 0)
 
 
 def _installed() -> Iterator[Finding]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._options import Group, NotFound, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_json, emit_table, lately, say
 from sagaspan.ledger.records import DeliveryRecord, moment
 from sagaspan.ledger.store import DeliveryChange
 
+_LIMIT: Final = 100_000
 
-@click.group()
+
+@click.group(cls=Group)
 @common_options
 def notifications() -> None:
     """What hooks are told, and have not taken yet.
@@ -35,7 +37,11 @@ def list_notifications(settings: Settings, dead: bool, limit: int, namespace: st
         emit_json([{**asdict(one), "next_us": moment(one.next_us), "created_us": moment(one.created_us)}
                    for one in found])  # fmt: skip
     elif not found:
-        say("Everything is delivered.", "green")
+        waiting = len(settings.open_store().deliveries(namespace=namespace, dead=False, limit=_LIMIT)) if dead else 0
+        if waiting:
+            say(f"None was given up; {waiting:,} wait for the next attempt. See: sagaspan notifications list")
+        else:
+            say("Everything is delivered.", "green")
     else:
         columns = ("id", "what", "about", "state", "attempts", "next", "error")
         emit_table(columns, [_row(one) for one in found], spare=("error",))
@@ -70,7 +76,7 @@ def _save(store: Any, record: DeliveryRecord, changed: DeliveryRecord) -> None:
 
 def _found(settings: Settings, id_: str) -> tuple[Any, DeliveryRecord]:
     store = settings.open_store()
-    found = [one for one in store.deliveries(limit=100_000) if one.id.startswith(id_)]
+    found = [one for one in store.deliveries(limit=_LIMIT) if one.id.startswith(id_)]
     if len(found) != 1 and not (found := [one for one in found if one.id == id_]):
         raise NotFound(f"there is no notification {id_!r}, or more than one; see: sagaspan notifications list")
     return store, found[0]

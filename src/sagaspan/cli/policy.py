@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagaspan import _strict_json as strict_json
-from sagaspan.cli._options import FAILED, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._options import FAILED, Group, NotFound, Settings, common_options, pass_settings, tags_of
 from sagaspan.cli._render import emit_json, emit_table, say, short, visible
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _DEFAULT = "sagaspan.toml"
 
 
-@click.group()
+@click.group(cls=Group)
 @common_options
 def policy() -> None:
     """The policy file: what is wrong with it, and what it says of a call."""
@@ -103,7 +103,7 @@ def explain(
 
         found = redefined(found, read.tools)
     now = dt.datetime.now(dt.UTC) if at is None else at.replace(tzinfo=dt.UTC)
-    facts = Facts(**{**run, "tags": _tags(run["tags"])}, at=now)
+    facts = Facts(**{**run, "tags": tags_of(run["tags"])}, at=now)
     explanation = explain(read, tool, values, facts, tool=found, mode=_mode(guard, read))
     if settings.as_json:
         emit_json(explanation)
@@ -176,10 +176,3 @@ def _arguments(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise click.UsageError("ARGUMENTS are one JSON object, with the arguments by name: '{\"amount\": 150}'")
     return value
-
-
-def _tags(given: tuple[str, ...]) -> dict[str, str]:
-    tags = dict(tag.partition("=")[::2] for tag in given)
-    if not all(tags) or not all("=" in tag for tag in given):
-        raise click.UsageError("a tag is KEY=VALUE, as in --tag env=prod")
-    return tags

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from sagaspan._checks import masked
-from sagaspan.cli._options import Duration, Settings, common_options, pass_settings
+from sagaspan.cli._options import Duration, Settings, common_options, confirm, pass_settings
 from sagaspan.cli._render import emit_json, say, visible
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def prune(
         raise click.UsageError("nobody can be asked here: add --yes, or --dry-run to only count")
     store = settings.open_store()
     if not (yes or dry_run):
-        click.confirm(f"Forget what was settled {older_than:g} s ago in {masked(store.url)}?", abort=True, err=True)
+        confirm(f"Forget what was settled {older_than:g} s ago in {masked(store.url)}?")
     pruner = Pruner(
         store, namespace=namespace, before_us=cutoff_us(older_than), forget_keys=forget_keys, progress=_Progress(),
     )  # fmt: skip

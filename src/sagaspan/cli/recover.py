@@ -156,7 +156,8 @@ class _Work:
 
     def _summary(self, report: Recovery) -> None:
         for call in report.in_doubt:
-            say(f"call {call.id} ({visible(call.tool)}): its process is gone; it is {call.state}")
+            is_ = "would be" if self._options["dry_run"] else "is"
+            say(f"call {call.id} ({visible(call.tool)}): its process is gone; it {is_} {call.state}")
         if (report.queued or report.alone) and self._app is None:
             names = {name for run in report.queued for name in needed_by(run)}
             names |= {call.compensate for call in report.alone if call.compensate}
@@ -170,7 +171,8 @@ class _Work:
         if report.held:
             say("Held runs go on when they are entered again with the same id: sagaspan runs list --status held")
         counts = {_COUNTED.get(name, name): len(found) for name, found in asdict(report).items() if found}
-        say(", ".join(f"{name} {count}" for name, count in counts.items()))
+        would = "would be: " if self._options["dry_run"] else ""
+        say(would + ", ".join(f"{name} {count}" for name, count in counts.items()))
 
     def _explain(self, info: RunInfo, app: Guard) -> None:
         """What a run waits for that the user's own guard has not: it was renamed, or the row says what never was."""

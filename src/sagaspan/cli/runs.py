@@ -10,7 +10,7 @@ import click
 
 from sagaspan.cli._decided import as_data, emit_requests, requests_of
 from sagaspan.cli._found import namespace_of, the_run, with_namespaces
-from sagaspan.cli._options import Settings, common_options, namespace_option, pass_settings
+from sagaspan.cli._options import Group, Settings, common_options, namespace_option, pass_settings, tags_of
 from sagaspan.cli._render import (
     dumped,
     emit_block,
@@ -29,7 +29,7 @@ from sagaspan.ledger.records import CallInfo, Phase, RunInfo, RunState
 _REPORTS: Final = ("md", "json")
 
 
-@click.group()
+@click.group(cls=Group)
 @common_options
 def runs() -> None:
     """What agents did."""
@@ -37,21 +37,24 @@ def runs() -> None:
 
 @runs.command("list")
 @click.option("--status", "-s", multiple=True, type=click.Choice([state.value for state in RunState]))
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag; may be repeated.")
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1))
 @click.option("--offset", default=0, show_default=True, type=click.IntRange(0))
 @namespace_option
 @common_options
 @pass_settings
-def list_runs(settings: Settings, status: tuple[str, ...], limit: int, offset: int, namespace: str | None) -> None:
+def list_runs(
+    settings: Settings, status: tuple[str, ...], tags: tuple[str, ...], limit: int, offset: int, namespace: str | None
+) -> None:
     """Runs, newest first."""
     from sagaspan._views import Runs
 
     store = settings.open_store()
-    found = Runs(store, namespace).list(status=status, limit=limit, offset=offset)
+    found = Runs(store, namespace).list(status=status, tags=tags_of(tags), limit=limit, offset=offset)
     if settings.as_json:
         emit_json([{name: value for name, value in asdict(run).items() if name != "calls"} for run in found])
     elif not found:
-        say("No runs." if not status else "No runs of these states.")
+        say("No runs that fit." if status or tags else "No runs.")
     else:
         rows = [(run.id, run.name, run.status, run.reason, lately(run.started), _took(run)) for run in found]
         columns = ("run", "name", "status", "reason", "started", "took")
@@ -159,6 +162,7 @@ def print_run(run: RunInfo, settings: Settings) -> None:
         ("name", run.name), ("namespace", namespace_of(run, settings)), ("reason", run.reason), ("error", run.error),
         ("started", when(run.started)),
         ("took", _took(run)), ("user", run.user), ("tenant", run.tenant), ("agent", run.agent),
+        ("tags", ", ".join(f"{name}={value}" for name, value in run.tags.items())),
         ("conversation", run.conversation), ("inside", run.parent_id), ("input", run.input and short(run.input)),
         ("output", run.output and short(run.output)), ("on interrupt", run.on_interrupt),
         ("completing", "it has ended well; what was deferred is to be sent" if run.completing else None),

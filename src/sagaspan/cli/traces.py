@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sagaspan.cli._index import sync_ledger, synced_index
-from sagaspan.cli._options import Duration, NotFound, Settings, common_options, pass_settings
+from sagaspan.cli._options import Duration, Group, NotFound, Settings, common_options, confirm, pass_settings
 from sagaspan.cli._output import copy_to_file, form_of, writing
 from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say
 from sagaspan.cli._which import shown_of, there_are_more, which_options, with_whole_run
@@ -23,7 +23,7 @@ _FORMATS: Final = ("json", "csv", "md", "parquet")
 _EXPORTED: Final = 1000
 
 
-@click.group()
+@click.group(cls=Group)
 @common_options
 def traces() -> None:
     """The spans of what agents did."""
@@ -156,7 +156,7 @@ def prune_traces(settings: Settings, older_than: float, dry_run: bool, yes: bool
     if not (yes or dry_run or sys.stdin.isatty()):
         raise click.UsageError("nobody can be asked here: add --yes, or --dry-run to only count")
     if not (yes or dry_run):
-        click.confirm(f"Forget traces that ended {older_than:g} s ago in {settings.traces}?", abort=True, err=True)
+        confirm(f"Forget traces that ended {older_than:g} s ago in {settings.traces}?")
     index = synced_index(settings)
     sync_ledger(index, settings, PATIENCE)  # which runs are open only the ledger knows
     # What is not in the index yet is in its file alone.

@@ -8,6 +8,7 @@ its claim refused, reads the limits and claims again. Nothing is looked up other
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -32,6 +33,7 @@ from sagaspan.ledger.room import NO_ROOM, Room, room_for
 from sagaspan.ledger.store import Change, LimitChange, RateChange, ReserveChange, Store
 from sagaspan.scopes import BudgetBook, scope_of_run, scope_of_tool_in_run, spellings
 
+_log = logging.getLogger("sagaspan")
 LIMIT_SET: Final = "limit.set"
 LIMIT_UNSET: Final = "limit.unset"
 _NO_BOOK: Final = BudgetBook(None)
@@ -109,6 +111,7 @@ class Limits:
         self._of_every_run = of_every_run
         self.marks_soft = False
         self.observes = False
+        self._said: set[str] = set()
         self._take(0, _NO_BOOK, ())
 
     def _take(self, version: int, set_: BudgetBook, freezes: tuple[FreezeRecord, ...]) -> None:
@@ -234,17 +237,29 @@ class Limits:
         if plan is None or plan.purse is not call.purse:
             if len(plans) >= _REMEMBERED:
                 plans.clear()
-            own = _own_scopes_of(call)
+            self._say_uncounted(call.run)
+            names = _own_scopes_of(call)
             plan = plans[key] = _planned(
                 call.purse,
                 [
                     *((scope, budget) for scope, own in call.purse for budget in self.of(scope, own=own)),
                     *((scope, budget) for scope in scopes_of_run(call.run, agent) for budget in self.of(scope)),
-                    *((own[0], budget) for budget in self.of(*own)),
+                    *((names[0], budget) for budget in self.of(*names)),
                     *self._of_tool_in_run(call),
                 ],
             )
         return plan
+
+    def _say_uncounted(self, run: RunRecord) -> None:
+        """Log, once a kind, that a budget of users or tenants counts nothing of a run that names none."""
+        for kind, name in (("user", run.user), ("tenant", run.tenant)):
+            if name or kind in self._said or kind not in self._known.set_.kinds | self._declared.kinds:
+                continue
+            self._said.add(kind)
+            _log.warning(
+                "there is a budget of %s:..., and the run %r names no %s, so its calls do not count in it; write "
+                "guard.run(..., %s=...)", kind, run.id, kind, kind,
+            )  # fmt: skip
 
     def _of_tool_in_run(self, call: Call) -> list[tuple[str, Budget]]:
         """What one tool may use in one run: the policy's ``max_calls``, and what is set or declared of just that."""

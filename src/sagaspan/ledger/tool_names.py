@@ -5,13 +5,13 @@ Only a tool with more than one name is recorded, as a fact of the ledger.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Collection
 from typing import Any, Final, TypeVar
 
 from sagaspan._names import is_glob, matches
 from sagaspan.exceptions import StoreError
+from sagaspan.ledger.pages import page_of
 from sagaspan.ledger.records import ApprovalRecord, CallRecord
 from sagaspan.ledger.store import Store
 
@@ -63,7 +63,6 @@ class ToolNames:
 
 
 T = TypeVar("T", CallRecord, ApprovalRecord)
-_PAGE: Final = 1000
 
 
 def only_of_tool(
@@ -72,18 +71,14 @@ def only_of_tool(
     """Return a page of what ``read(limit=, offset=)`` lists, of all tools (None) or of those that ``pattern`` fits."""
     if pattern is None:
         return read(limit=limit, offset=offset)
-    found: list[T] = []
     known: dict[str, ToolNames] = {}
-    for at in itertools.count(0, _PAGE):
-        page = read(limit=_PAGE, offset=at)
-        for record in page:
-            if record.namespace not in known:
-                known[record.namespace] = ToolNames(store, record.namespace)
-            if matches(pattern, known[record.namespace].of(record.tool)):
-                found.append(record)
-        if len(page) < _PAGE or len(found) >= offset + limit:
-            break
-    return found[offset : offset + limit]
+
+    def fits(record: T) -> bool:
+        if record.namespace not in known:
+            known[record.namespace] = ToolNames(store, record.namespace)
+        return matches(pattern, known[record.namespace].of(record.tool))
+
+    return page_of(read, fits, limit=limit, offset=offset)
 
 
 def titles(store: Store) -> dict[str, str]:

@@ -143,7 +143,7 @@ RULES: Final[tuple[Rule, ...]] = (
         old="return chain.link(before, row.seq, row.row, row.content)[1] == row.hash",
         new="return True",
         tests=(
-            _CLI_AUDIT + "test_what_is_well_is_0_and_what_is_not_is_1",
+            _CLI_AUDIT + "test_what_is_well_is_0_and_what_is_not_is_4",
             _AUDITED + "test_a_row_that_was_put_in_is_found",
         ),
     ),
@@ -265,11 +265,11 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         section="(d) 8",
-        rule="What is not as it was is exit code 1.",
+        rule="What is not as it was is exit code 4.",
         file=_CLI_OF_AUDIT,
-        old="    context.exit(0 if report.ok else FAILED)\n",
+        old="    context.exit(0 if report.ok else NEEDS_PERSON)\n",
         new="    context.exit(0)\n",
-        tests=(_CLI_AUDIT + "test_what_is_well_is_0_and_what_is_not_is_1",),
+        tests=(_CLI_AUDIT + "test_what_is_well_is_0_and_what_is_not_is_4",),
     ),
     Rule(
         section="(d) 8",

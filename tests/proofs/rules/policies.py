@@ -192,7 +192,7 @@ RULES: Final[tuple[Rule, ...]] = (
         rule="A policy in code whose name is a slip is refused before any tool runs.",
         file="src/sagaspan/_guard.py",
         old="        self._book.check_misspelt(self._all_names",
-        new="        _ = (self._all_names",
+        new="        dict(names=self._all_names",
         tests=("tests/test_names.py::test_a_policy_that_fits_no_tool_is_refused_in_code",),
     ),
     Rule(

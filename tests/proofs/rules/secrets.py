@@ -179,8 +179,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="5.5",
         rule="A compensation named by a string that needs what is never recorded is refused before the body.",
         file=_KNOWN_TOOLS,
-        old="                check_handlers(tool.redaction, compensation, None, where)\n",
-        new="                pass\n",
+        old="            check_handlers(tool.redaction, compensation, None, where)\n        self._know(",
+        new="            pass\n        self._know(",
         tests=(_REDACT + "test_a_compensation_named_by_a_string_is_refused_before_the_body",),
     ),
     Rule(
