@@ -1156,3 +1156,19 @@ def test_what_is_encrypted_is_decided_only_where_it_can_be_read(store_url: str, 
     guard.approvals.edit(request, {"amount": 400, "to": "canary-4712"}, by="alice")
     assert shop.order(500, "canary-4711") == "paid 400"
     assert b"canary" not in b"".join(file.read_bytes() for file in tmp_path.glob("ledger.db*"))
+
+
+def test_a_request_of_a_run_that_is_over_is_superseded(guard: Guard) -> None:
+    """The agent went on without the call: nothing could use an approval any more, so nobody is asked to give one."""
+    pay = guard.tool("pay", effect="write", approve=True)(lambda amount: amount)
+    with guard.override(approver="inbox"):
+        with pytest.raises(ApprovalPending) as pending, guard.run("trip", id="a"):
+            pay(5)
+        assert [request.id for request in guard.approvals.list()] == [pending.value.approval_id]
+        with guard.run("trip", id="a"):
+            pass
+    with pytest.raises(ResolutionError, match="is superseded; nothing was decided"):
+        guard.approvals.approve(pending.value.approval_id, by="ada")
+    assert guard.approvals.list() == []
+    (request,) = guard.approvals.list(status="superseded")
+    assert request.id == pending.value.approval_id

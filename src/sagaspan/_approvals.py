@@ -75,7 +75,7 @@ class Approvals:
         states = [ApprovalState(state) for state in wanted]
         read = functools.partial(self._store.list_approvals, states=states, namespace=self._namespace, run_id=run)
         found = only_of_tool(self._store, tool, read, limit=limit, offset=offset)
-        now = [decisions.as_due(self._store, record) for record in found]
+        now = [decisions.as_now(self._store, record) for record in found]
         return [self._view(record) for record in now if not wanted or record.state in wanted]
 
     def get(self, id: str) -> ApprovalRequest | None:  # noqa: A002 - the contract's word
@@ -84,7 +84,7 @@ class Approvals:
         record = self._store.approval(id)
         if record is None or not self._is_ours(record):
             return None
-        return self._view(decisions.as_due(self._store, record))
+        return self._view(decisions.as_now(self._store, record))
 
     def approve(
         self,

@@ -19,17 +19,35 @@ from sagaspan.ledger import approvals
 from sagaspan.ledger.approvals import OPEN, Digest, Vote
 from sagaspan.ledger.asking import decided
 from sagaspan.ledger.edits import as_read
-from sagaspan.ledger.records import ApprovalRecord, ApprovalState
+from sagaspan.ledger.records import ApprovalRecord, ApprovalState, RunState
 from sagaspan.ledger.requests import View, view_of
 from sagaspan.ledger.store import ApprovalChange, NonceChange, Store
 
+_OVER: Final = (RunState.COMPLETED, RunState.COMPENSATED)
+
 
 def get(store: Store, approval_id: str) -> ApprovalRecord:
-    """The request of this id, expired if it is due; raises ``ResolutionError`` if there is none."""
+    """Return the request of this id as it is now; raises ``ResolutionError`` if there is none."""
     record = store.approval(approval_id)
     if record is None:
         raise ResolutionError(f"there is no request {approval_id!r}; see: sagaspan approvals list", tool_ran="no")
-    return as_due(store, record)
+    return as_now(store, record)
+
+
+def as_now(store: Store, record: ApprovalRecord) -> ApprovalRecord:
+    """Return ``record`` as it is now, on record: superseded too if its run is over, so that nothing can use it."""
+    record = as_due(store, record)
+    while record.state in OPEN and _is_left(store, record):
+        change = approvals.supersede(record, store.now_us(), actor=owner.this_process(), why="its run is over")
+        if store.commit([change], synced=False):
+            return change.record
+        record = store.approval(record.id) or record
+    return record
+
+
+def _is_left(store: Store, record: ApprovalRecord) -> bool:
+    run = store.get_run(record.namespace, record.run_id)
+    return run is not None and not run.is_session and run.state in _OVER
 
 
 def as_due(store: Store, record: ApprovalRecord) -> ApprovalRecord:
@@ -70,7 +88,7 @@ def approve(
 
     ``view``: what was shown of it, if that is at hand. ``goes_on``: the call that asks waits for nothing else.
     """
-    record = as_due(store, record)
+    record = as_now(store, record)
     view = _informed(record, make_digest, only, view)
     change = approvals.vote(record, replace(vote, shown=view.shown), uninspectable=view.is_uninspectable)
     # The claim that uses it up is on disk before the tool starts, and this with it. Lost before, it was no yes.
@@ -82,7 +100,7 @@ def deny(
     store: Store, record: ApprovalRecord, *, by: str, channel: str, reason: str | None, only: Condition = ANYWAY
 ) -> ApprovalRecord:
     """End a request with a no; raises ``ResolutionError`` if it has ended."""
-    record = as_due(store, record)
+    record = as_now(store, record)
     _check_open(record)
     _check_digest(record, only.digest)
     change = approvals.deny(record, now_us(), by=by, channel=channel, reason=reason)
@@ -104,7 +122,7 @@ def edit(
     Raises ``ResolutionError`` for arguments of other names, those that ``reads`` refuses, redacted ones, and for who
     could not agree.
     """
-    record = as_due(store, record)
+    record = as_now(store, record)
     _informed(record, make_digest, only)
     arguments = as_read(record.tool, reads, approvals.arguments_of(record), arguments)
     subject = approvals.subject_of(

@@ -58,7 +58,7 @@ class RunState(StrEnum):
 
 
 class ApprovalState(StrEnum):
-    """Where a request for approval is. ``superseded``: another request took its place (an edit, or another policy)."""
+    """Where a request for approval is. ``superseded``: another request took its place, or its run is over."""
 
     PENDING = "pending"
     APPROVED = "approved"
