@@ -193,7 +193,9 @@ def cost(nano_usd: int, dimension: str, name: str, agent: str | None) -> None:
 @spans.harmless(None)
 def approval(tool: str, outcome: str, channel: str, seconds: float) -> None:
     """A request for approval was decided after so many seconds."""
-    attributes = {semconv.GEN_AI_TOOL_NAME: tool, semconv.APPROVAL_OUTCOME: outcome, semconv.APPROVAL_CHANNEL: channel}
+    attributes = {semconv.GEN_AI_TOOL_NAME: tool, semconv.APPROVAL_OUTCOME: outcome}
+    if channel:
+        attributes[semconv.APPROVAL_CHANNEL] = channel
     _counter(semconv.METRIC_APPROVALS_DECIDED).add(1, attributes)
     _histogram(semconv.METRIC_APPROVAL_WAIT).record(seconds, attributes)
 

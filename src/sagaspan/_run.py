@@ -227,7 +227,7 @@ class Run:
     def activate(self) -> None:
         """Make this the current run, and its span the current span, of the code that follows (for adapters)."""
         self._passed = context = None
-        if self._span.is_recording():
+        if self._span.get_span_context().is_valid:
             context = otel_context.attach(set_span_in_context(self._span))
         self._tokens.append((current_run.set(self), context))
 

@@ -171,8 +171,12 @@ def is_measured(span: Span) -> bool:
 
 
 def current(span: Span) -> contextlib.AbstractContextManager[object]:
-    """``span`` as the current one within the block, if it records; it is not ended."""
-    if not span.is_recording():
+    """``span`` as the current one within the block, if there is one; it is not ended.
+
+    One that is not sampled is passed on too: what a parent-based sampler asks, and what goes out as ``traceparent``, is
+    its context (W3C Trace Context, section 2.2.2).
+    """
+    if not span.get_span_context().is_valid:
         return _NOTHING
     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 

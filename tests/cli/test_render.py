@@ -76,7 +76,7 @@ def test_names_stay_in_one_piece(sagaspan: Sagaspan) -> None:
 
 @pytest.mark.usefixtures("trip")
 def test_where_there_is_room_nothing_is_folded(
-    sagaspan: Sagaspan, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sagaspan: Sagaspan, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wide window, or a file, has a line a row."""
     monkeypatch.setenv("COLUMNS", "200")
@@ -85,7 +85,7 @@ def test_where_there_is_room_nothing_is_folded(
     monkeypatch.setenv("COLUMNS", "20")
     assert len(lines(sagaspan("calls", "list", "--all").out)) == 4
     emit_table(("id", "text"), [(1, "word " * 100)] * 3)
-    assert len(lines(capsys.readouterr().out)) == 4
+    assert len(lines(capfd.readouterr().out)) == 4
 
 
 def test_what_can_be_spared_is_left_out_first(capsys: pytest.CaptureFixture[str]) -> None:

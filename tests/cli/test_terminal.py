@@ -122,14 +122,14 @@ GROUPS: Final = [list(CORPUS.values())[at : at + 8] for at in range(0, len(CORPU
 
 @pytest.mark.parametrize("texts", GROUPS, ids=range(len(GROUPS)))
 def test_a_hostile_text_is_shown_as_a_terminal_shows_plain_text(
-    texts: list[str], sagaspan: Sagaspan, guard: Guard, pay: Pay, capsys: pytest.CaptureFixture[str]
+    texts: list[str], sagaspan: Sagaspan, guard: Guard, pay: Pay, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """By the request's text, the console, the watcher, the webhook, and the command line in words and in JSON."""
     request = _ask(guard, pay, *texts)
     outputs = [request.text, *(folded(visible(text)[:COLUMNS]) for text in texts)]
     outputs.append(sagaspan("approvals", "show", request.id, "--full").out)
     Console(read=lambda _: "l").decide(request)
-    outputs.append(capsys.readouterr().err.replace("\u2500", "-"))
+    outputs.append(capfd.readouterr().err.replace("\u2500", "-"))
     outputs += [_printed(listed([request], 1, columns), columns) for columns in (40, 80)]
     wide = [sagaspan("approvals", "list").out]
     Approvals(guard._store, channel="cli").deny(request.id, "".join(text[:20] for text in texts))
@@ -156,7 +156,7 @@ FORGED: Final = ('  to      "bob"', " needs 1 person", " state approved by the o
 @pytest.mark.parametrize("columns", [40, 80, 120])
 @pytest.mark.parametrize("filler", [" ", "- ", "支", "\u0430", "x"])
 def test_a_value_forges_no_line_by_its_length(
-    filler: str, columns: int, sagaspan: Sagaspan, guard: Guard, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    filler: str, columns: int, sagaspan: Sagaspan, guard: Guard, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padded to the edge of the screen it would go on in a line of its own: what stands there has a mark before it."""
 
@@ -171,7 +171,7 @@ def test_a_value_forges_no_line_by_its_length(
     assert request is not None
     monkeypatch.setenv("COLUMNS", str(columns))
     Console(read=lambda _: "l").decide(request)
-    asked = capsys.readouterr().err
+    asked = capfd.readouterr().err
     assert max(map(cells, asked.replace("\u2500", "-").split("\n"))) <= columns
     whole = [asked, *([request.text] if columns >= 80 else [])]
     whole += [_on_terminal(monkeypatch, sagaspan, "approvals", "show", request.id, *more) for more in ((), ("--full",))]

@@ -15,6 +15,7 @@ from typing import Any
 import duckdb
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from sagaspan import BudgetExceeded, Guard, configure_tracing
 from sagaspan.index.lock import locked
@@ -461,3 +462,21 @@ def test_a_tree_says_what_happened_in_every_feature(
     ):  # fmt: skip
         assert said in shown
     assert "raise refusal(tool, verdict)" not in shown  # a refusal says what to do; its stack is our own code
+
+
+@pytest.mark.usefixtures("day")
+def test_it_says_how_many_runs_have_spans(sagaspan: Sagaspan) -> None:
+    """If not all have: runs that a sampler left out are whole in the ledger, and nowhere else."""
+    everywhere = (["traces", "list"], ["sql", "from tool_calls"], ["doctor"])
+    for command in everywhere:
+        answer = sagaspan(*command)
+        assert "sampled:" not in answer.out + answer.err
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    with Guard(tracer_provider=provider) as unsampled:
+        for number in range(3):
+            with unsampled.run("trip", id=f"unsampled-{number}"):
+                pass
+    for command in everywhere:
+        answer = sagaspan(*command)
+        assert "sampled: 50 % of runs have spans" in " ".join((answer.out + answer.err).split())
+    assert sagaspan("traces", "list", "--json").err == ""

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from sagaspan import Guard, KeyConflict, Policy, PolicyDenied
@@ -52,6 +54,37 @@ def test_users_are_on_spans_only_when_asked_for(
     assert opted_in or not any("ada@example.test" in span.to_json() for span in spans.get_finished_spans())
 
 
+def test_a_run_that_is_not_sampled_has_no_spans_at_all(store_url: str, caller: Caller) -> None:
+    """Its calls and models are not roots that are sampled for themselves, and what they send names their trace."""
+    exporter, sent = InMemorySpanExporter(), []
+    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(0.5)), shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    guard = Guard(store_url, tracer_provider=provider)
+
+    @caller.tool(guard, effect="write")
+    def pay(number: int) -> None:
+        sent.append(carrier := {})
+        propagate.inject(carrier)
+
+    async def job() -> None:
+        for number in range(20):
+            async with caller.run(guard, "trip"):
+                await caller.call(pay, number)
+                with guard.llm_call("gpt-4o", input_tokens=10, max_output_tokens=5) as call:
+                    call.record_usage(input_tokens=10, output_tokens=5)
+
+    with guard:
+        caller.play(job)
+    spans = exporter.get_finished_spans()
+    traces = {span.context.trace_id for span in spans if span.context}
+    assert 0 < len(traces) < 20
+    assert {span.name for span in spans if span.parent is None} == {"sagaspan trip"}
+    assert len(spans) == 3 * len(traces)
+    assert [len(carrier["traceparent"]) for carrier in sent] == [55] * 20
+    assert len(guard.runs.list()) == 20
+    provider.shutdown()
+
+
 def test_a_call_and_its_run(guard: Guard, caller: Caller, spans: InMemorySpanExporter) -> None:
     """``execute_tool {tool}`` under ``sagaspan {run}``, both internal, with exactly these attributes and types."""
 
@@ -69,7 +102,9 @@ def test_a_call_and_its_run(guard: Guard, caller: Caller, spans: InMemorySpanExp
     call_id = caller.play(job)
     (call,) = named(spans, "execute_tool pay")
     (run,) = named(spans, "sagaspan trip")
-    assert dict(call.attributes or {}) == {
+    attributes = dict(call.attributes or {})
+    assert 0 <= attributes.pop("sagaspan.call.body_ms") < ((call.end_time or 0) - (call.start_time or 0)) / 1e6 + 1
+    assert attributes == {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": "pay",
         "gen_ai.tool.type": "function",

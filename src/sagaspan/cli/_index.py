@@ -12,6 +12,10 @@ import click
 from sagaspan.cli._options import Settings
 from sagaspan.cli._render import visible
 
+_SAMPLED: Final = """
+select count(*), count(*) filter (where run_id in (select run_id from runs))
+  from ledger.runs where ended is not null and name <> 'session'
+"""
 _SHOWN_FROM: Final = 16 * 1024 * 1024
 """Bytes to take in, from which on somebody would wonder."""
 
@@ -57,6 +61,21 @@ def sync_ledger(index: Any, settings: Settings, patience: float) -> float:
         return 0.0
     waited: float = index.sync_ledger(LedgerMirror(settings.open_store()), patience=patience)
     return waited
+
+
+def sampled(index: Any, settings: Settings) -> str | None:
+    """Return how many of the runs that ended have spans; None if all have, or no ledger can be read."""
+    from sagaspan.exceptions import SagaspanError
+    from sagaspan.index.lock import PATIENCE
+
+    if not settings.has_ledger:
+        return None
+    try:
+        sync_ledger(index, settings, PATIENCE)
+    except SagaspanError:  # traces are read without a ledger, too
+        return None
+    ((runs, seen),) = index.query(_SAMPLED).rows
+    return None if seen >= runs else f"sampled: {100 * seen // runs} % of runs have spans; all are in the ledger"
 
 
 @contextmanager

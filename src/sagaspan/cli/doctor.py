@@ -16,6 +16,7 @@ import click
 
 from sagaspan._checks import check_variables, masked
 from sagaspan._home import NAME as HOME_NAME
+from sagaspan.cli._index import sampled, synced_index
 from sagaspan.cli._options import NEEDS_PERSON, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_json, emit_table
 from sagaspan.exceptions import SagaspanError
@@ -142,6 +143,8 @@ def _traces(settings: Settings) -> Iterator[Finding]:
     exposed = [path for path in (folder, *files) if path.stat().st_mode & 0o077]
     if exposed:
         yield Finding(what="traces", state="problem", found=f"others can read {exposed[0]}; chmod -R go= {folder}")
+    elif files and (share := sampled(synced_index(settings), settings)):
+        yield Finding(what="traces", state="note", found=share)
 
 
 def _app(settings: Settings) -> Iterator[Finding]:

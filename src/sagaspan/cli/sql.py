@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 
 import click
 
-from sagaspan.cli._index import sync_index
+from sagaspan.cli._index import sampled, sync_index
 from sagaspan.cli._options import Duration, NotFound, Settings, common_options, pass_settings
 from sagaspan.cli._output import copy_to_file, form_of, writing
 from sagaspan.cli._render import emit_csv, emit_json, emit_table, say
@@ -85,12 +85,14 @@ def sql(
         return None
 
     with child_for(answer) as ask:
-        _, waited = sync_index(settings, patience=timeout, ledger=_reads_ledger(statement, settings))
+        index, waited = sync_index(settings, patience=timeout, ledger=_reads_ledger(statement, settings))
         left = max(timeout - waited, 0.001)
         if form == "parquet" and output is not None:
             copy_to_file(output, lambda part: ask(left, part) or 0)
         else:
             ask(left, None)
+            if form == "table" and (share := sampled(index, settings)):
+                click.echo(share, err=True)
 
 
 def _statement(query: str | None, named: str | None, file: IO[str] | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sagaspan.cli._index import sync_ledger, synced_index
+from sagaspan.cli._index import sampled, sync_ledger, synced_index
 from sagaspan.cli._options import Duration, Group, NotFound, Settings, common_options, confirm, pass_settings
 from sagaspan.cli._output import copy_to_file, form_of, writing
 from sagaspan.cli._render import emit_json, emit_table, lately, plain_error, say
@@ -58,6 +58,8 @@ def list_traces(settings: Settings, where: Where, errors: bool) -> None:
         ]  # fmt: skip
         columns = ("trace", "name", "status", "started", "took", "spans", "errors", "cost", "run")
         emit_table(columns, rows, spare=("spans", "cost", "took", "errors"))
+        if share := sampled(index, settings):
+            click.echo(share, err=True)
 
 
 @traces.command("show")

@@ -56,12 +56,14 @@ class Asking:
 
 def _attributes(record: ApprovalRecord) -> dict[str, AttributeValue]:
     until = now_us() if record.ended_us is None else record.ended_us
-    return {
+    attributes: dict[str, AttributeValue] = {
         semconv.APPROVAL_ID: record.id,
         semconv.APPROVAL_OUTCOME: str(record.state),
-        semconv.APPROVAL_CHANNEL: channel_of(record),
         semconv.APPROVAL_WAIT_MS: max(until - record.created_us, 0) / 1e3,
     }
+    if channel := channel_of(record):
+        attributes[semconv.APPROVAL_CHANNEL] = channel
+    return attributes
 
 
 def channel_of(record: ApprovalRecord) -> str:

@@ -310,18 +310,18 @@ def _body(call: Call, running: _Running) -> Callable[[], Any]:
     # What was approved, for every attempt: one before may have changed what it was given.
     approved = call.declared.approval is not None
     arguments = {**(copy.deepcopy(dict(call.arguments)) if approved else call.arguments), **_filled(call)}
-    recording = call.span.is_recording()
+    has_span = call.span.get_span_context().is_valid
 
     def body() -> Any:
         with call_in_force(call), running:
-            if not recording:
+            if not has_span:
                 return call.invoke(arguments)
             with use_span(call.span, record_exception=False, set_status_on_exception=False):
                 return call.invoke(arguments)
 
     async def async_body() -> Any:
         with call_in_force(call), running:
-            if not recording:
+            if not has_span:
                 return await call.invoke(arguments)
             with use_span(call.span, record_exception=False, set_status_on_exception=False):
                 return await call.invoke(arguments)

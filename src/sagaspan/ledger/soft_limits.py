@@ -78,9 +78,9 @@ def _tell(call: Call, scope: str, budget: Budget, percent: int) -> None:
         {
             semconv.BUDGET_SCOPE: scope,
             semconv.BUDGET_UNIT: str(budget.unit),
-            semconv.BUDGET_WINDOW: budget.window or "",
             semconv.BUDGET_LIMIT: limit,
             semconv.BUDGET_PERCENT: percent,
+            **({semconv.BUDGET_WINDOW: str(budget.window)} if budget.window else {}),
         },
     )
     metrics.soft_limit(scope, budget.unit, percent)

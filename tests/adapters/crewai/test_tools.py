@@ -348,7 +348,7 @@ def test_a_tool_goes_by_its_authors_name_and_by_that_of_models(
     assert world == []
 
 
-@pytest.mark.parametrize("name", ["Sent Money", "Sent*"])
+@pytest.mark.parametrize("name", ["Sent Money", "Send Mone?s*"])
 def test_a_policy_that_fits_no_tool_of_the_crew_is_refused(guard: Guard, world: list[object], name: str) -> None:
     crew = crew_of([ask("send_money", amount=5)], [pay_tool(world, "Send Money")])
     with pytest.raises(ConfigurationError, match=r"did you mean Send Money"):
