@@ -23,7 +23,7 @@ FOLDER = ROOT / "dashboards"
 SUFFIXES: Final = {
     semconv.COUNTER: ("_total",), semconv.GAUGE: ("",), semconv.HISTOGRAM: ("_bucket", "_sum", "_count"),
 }  # fmt: skip
-UNITS: Final = {"s": "_seconds", "USD": "_USD"}
+UNITS: Final = {"s": "_seconds"}
 RESERVED: Final = {"job", "instance", "le"}
 
 

@@ -297,7 +297,7 @@ METRICS: Final[dict[str, Metric]] = {
         COUNTER, "{call}", "Answers with the remark that the agent goes in circles", (GEN_AI_TOOL_NAME, LOOP_KIND)
     ),
     METRIC_COST: Metric(
-        COUNTER, "USD", "What calls of tools and models cost",
+        COUNTER, "{USD}", "What calls of tools and models cost",
         (GEN_AI_TOOL_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_AGENT_NAME),
     ),
     METRIC_SOFT_LIMITS: Metric(

@@ -96,6 +96,8 @@ def test_the_totals_are_those_of_the_spans(tmp_path: Path) -> None:
         "output_tokens": 7,
         "agent_name": "desk",
         "conversation_id": None,
+        "user": None,
+        "tenant": None,
         "trace_id": f"{2:032x}",
     }
     counted: dict[str, int] = defaultdict(int)
