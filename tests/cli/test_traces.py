@@ -467,7 +467,7 @@ def test_a_tree_says_what_happened_in_every_feature(
 @pytest.mark.usefixtures("day")
 def test_it_says_how_many_runs_have_spans(sagaspan: Sagaspan) -> None:
     """If not all have: runs that a sampler left out are whole in the ledger, and nowhere else."""
-    everywhere = (["traces", "list"], ["sql", "from tool_calls"], ["doctor"])
+    everywhere = (["traces", "list"], ["sql", "from runs"], ["doctor"])
     for command in everywhere:
         answer = sagaspan(*command)
         assert "sampled:" not in answer.out + answer.err

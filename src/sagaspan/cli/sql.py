@@ -85,13 +85,14 @@ def sql(
         return None
 
     with child_for(answer) as ask:
-        index, waited = sync_index(settings, patience=timeout, ledger=_reads_ledger(statement, settings))
+        reads_ledger = _reads_ledger(statement, settings)
+        index, waited = sync_index(settings, patience=timeout, ledger=reads_ledger)
         left = max(timeout - waited, 0.001)
         if form == "parquet" and output is not None:
             copy_to_file(output, lambda part: ask(left, part) or 0)
         else:
             ask(left, None)
-            if form == "table" and (share := sampled(index, settings)):
+            if reads_ledger and form == "table" and (share := sampled(index, settings)):
                 click.echo(share, err=True)
 
 
