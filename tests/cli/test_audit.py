@@ -70,7 +70,7 @@ def test_an_anchor_takes_the_place_of_a_regular_file_alone(sagaspan: Sagaspan, l
     assert sagaspan("audit", "verify", "--anchor", str(kept)).code == 0
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     refused = sagaspan("audit", "verify", "--write-anchor", str(pipe))
-    assert (refused.code, pipe.is_fifo(), "no regular file" in refused.err) == (1, True, True)
+    assert (refused.code, pipe.is_fifo(), "no regular file" in refused.err) == (2, True, True)
     assert sorted(tmp_path.glob(".*.jsonl*")) == []
 
 
