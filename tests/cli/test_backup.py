@@ -82,7 +82,7 @@ def test_a_file_that_exists_is_replaced_only_when_told(sagaspan: Sagaspan, tmp_p
     file = tmp_path / "backup.db"
     file.write_text("yesterday")
     refused = sagaspan("backup", str(file))
-    assert refused.code == 1
+    assert refused.code == 2
     assert f"{file} exists; nothing was written. Name another file, or add --overwrite" in refused.err
     assert file.read_text() == "yesterday"
     assert sagaspan("backup", str(file), "--overwrite").code == 0
@@ -107,7 +107,7 @@ def test_no_ledger_is_overwritten_by_a_backup(
     (tmp_path / "link.db").hardlink_to(ledger)
     (tmp_path / "other.db-wal").touch()
     refused = sagaspan("backup", str(tmp_path / name), "--overwrite")
-    assert refused.code == 1
+    assert refused.code == 2
     assert sentence in " ".join(refused.err.split())
     assert sagaspan("audit", "verify").code == 0
     assert not (tmp_path / "other.db").exists()
