@@ -97,7 +97,7 @@ def test_the_examples_of_the_docs_run(tmp_path: Path) -> None:
         (tmp_path / name).write_text(code)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(tmp_path)],
-        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+        capture_output=True, text=True, cwd=tmp_path, timeout=300,
         env={**os.environ, "SAGASPAN_HOME": str(tmp_path / "home"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -532,7 +532,7 @@ pay("o-1", "c-111")
     processes = [worker.start(script, KEY=key) for _ in range(6)]
     worker.effects_file.with_name("go").write_text("")
     for process in processes:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     assert worker.effects == ["o-1"]
 

@@ -179,7 +179,7 @@ def test_siblings_in_threads_are_undone_in_reverse_order_of_their_start(guard: G
 
     def body(n: int) -> int:
         began[n].set()
-        assert end[n].wait(20)
+        assert end[n].wait(60)
         log.append(f"done {n}")
         return n
 
@@ -189,10 +189,10 @@ def test_siblings_in_threads_are_undone_in_reverse_order_of_their_start(guard: G
         for n in range(3):
             threads.append(threading.Thread(target=contextvars.copy_context().run, args=(tool, n)))
             threads[n].start()
-            assert began[n].wait(20)
+            assert began[n].wait(60)
         for n in (1, 2, 0):
             end[n].set()
-            threads[n].join(20)
+            threads[n].join(60)
         raise Declined
     assert log == ["done 1", "done 2", "done 0", "undo 2", "undo 1", "undo 0"]
 
@@ -240,7 +240,7 @@ def test_a_critical_sibling_stops_new_calls_and_waits_for_those_in_flight(guard:
 
     def slow() -> str:
         began.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         log.append("slow")
         return "slow"
 
@@ -252,11 +252,11 @@ def test_a_critical_sibling_stops_new_calls_and_waits_for_those_in_flight(guard:
     with pytest.raises(Declined), guard.run(id="r"):
         thread = threading.Thread(target=contextvars.copy_context().run, args=(step,))
         thread.start()
-        assert began.wait(20)
+        assert began.wait(60)
         with pytest.raises(Declined):
             check()
         with pytest.raises(RunClosed):
             guard.tool("late", effect="write")(lambda: log.append("late"))()
         threading.Timer(0.1, go_on.set).start()
-    thread.join(20)
+    thread.join(60)
     assert log == ["slow", "undo slow"]

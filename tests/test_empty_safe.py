@@ -202,7 +202,7 @@ class Slow:
         self.reserve = guard.tool("reserve", compensate=self.free, empty_safe=True, timeout=0.05)(self._reserve)
 
     def _reserve(self) -> str:
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         return "late"
 
     def free(self, result: str | None = None) -> None:
@@ -256,7 +256,7 @@ def test_a_late_result_of_what_was_undone_in_doubt_is_logged(
 
 
 def _until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -174,7 +174,7 @@ def test_one_that_hangs_is_no_yes(guard: Guard, caller: Caller, monkeypatch: pyt
     """After half a minute the step is left to a person."""
     ended = threading.Event()
     monkeypatch.setattr(looking.look, "__kwdefaults__", {"timeout": 0.05})
-    tool = guard.tool("act", compensate=lambda: None, expect=lambda: ended.wait(20))(lambda: 1)
+    tool = guard.tool("act", compensate=lambda: None, expect=lambda: ended.wait(60))(lambda: 1)
     with pytest.raises(CompensationFailed), guard.run(id="r"):
         tool()
         raise Declined

@@ -384,7 +384,7 @@ def test_it_waits_for_steps_that_run_beside_it(guard: Guard) -> None:
 
     def slow(n: int) -> int:
         began.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         order.log.append("slow")
         return n
 
@@ -397,11 +397,11 @@ def test_it_waits_for_steps_that_run_beside_it(guard: Guard) -> None:
     with guard.run(id="r"):
         thread = threading.Thread(target=contextvars.copy_context().run, args=(beside,))
         thread.start()
-        assert began.wait(20)
+        assert began.wait(60)
         timer = threading.Timer(0.2, go_on.set)
         timer.start()
         order.ship("r")
-        thread.join(20)
+        thread.join(60)
     assert order.log == ["slow", "ship"]
 
 
@@ -433,17 +433,17 @@ def test_waiting_for_a_step_ends(guard: Guard) -> None:
 
     def slow() -> None:
         began.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     tool = guard.tool("slow", effect="write")(slow)
     with guard.run(id="r"):
         thread = threading.Thread(target=contextvars.copy_context().run, args=(tool,))
         thread.start()
-        assert began.wait(20)
+        assert began.wait(60)
         with pytest.raises(CallInProgress, match="the pivot 'ship' did not run: 'slow'"):
             order.ship("r")
         go_on.set()
-        thread.join(20)
+        thread.join(60)
         order.ship("r")
     assert order.log == ["ship"]
 
@@ -454,7 +454,7 @@ def test_a_step_that_starts_at_the_same_moment_is_seen(guard: Guard, monkeypatch
 
     def slow() -> None:
         began.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         order.log.append("slow")
 
     tool = guard.tool("slow", effect="write")(slow)
@@ -465,7 +465,7 @@ def test_a_step_that_starts_at_the_same_moment_is_seen(guard: Guard, monkeypatch
         if any(isinstance(change, Barrier) for change in changes):
             if not began.is_set():
                 thread.start()
-                assert began.wait(20)
+                assert began.wait(60)
             elif len(refused) == 1:
                 go_on.set()
             saved = save(self, changes, synced=synced)
@@ -480,7 +480,7 @@ def test_a_step_that_starts_at_the_same_moment_is_seen(guard: Guard, monkeypatch
         thread = threading.Thread(target=context().run, args=(tool,), daemon=True)
         monkeypatch.setattr(type(guard._store), "commit", commit)
         order.ship("r")
-        thread.join(20)
+        thread.join(60)
     assert isinstance(refused[0], Barrier)
     assert order.log == ["slow", "ship"]
 

@@ -480,7 +480,7 @@ def test_processes_that_start_at_once_agree_on_one(worker: Any, tmp_path: Path) 
     processes = [worker.start(script) for _ in range(6)]
     (tmp_path / "go").write_text("")
     for process in processes:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     assert worker.effects == ["o-1"]
     assert [path.name for path in tmp_path.glob("*.secret*")] == ["ledger.db.secret"]

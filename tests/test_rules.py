@@ -134,7 +134,7 @@ def test_a_timeout_of_a_rule(caller: Caller, store_url: str, tmp_path: Path) -> 
     (tmp_path / "p.toml").write_text(rule("allow", limits="{timeout = 0.01}", tools="'slow'"))
     with Guard(store_url, policies="p.toml") as guard:
         gate = threading.Event()
-        slow = guard.tool("slow", effect="read")(lambda: gate.wait(30))
+        slow = guard.tool("slow", effect="read")(lambda: gate.wait(60))
         with pytest.raises(ToolTimeout):
             slow()
         gate.set()

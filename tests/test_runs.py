@@ -429,20 +429,20 @@ def test_two_aborts_at_once_undo_once(guard: Guard) -> None:
     def cancel() -> None:
         undone.append(1)
         started.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     act = guard.tool("act", compensate=cancel)(lambda: 1)
     with guard.run(id="a"):
         act()
     thread = threading.Thread(target=guard.run(id="a").abort)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     with pytest.raises(RunInProgress):
         guard.run(id="a").abort()
     with pytest.raises(RunInProgress):
         guard.run(id="a").__enter__()
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     assert undone == [1]
     assert guard.runs.get("a").status == "compensated"
 
@@ -716,7 +716,7 @@ def test_a_second_worker_in_a_run(guard: Guard, caller: Caller, trip: Trip) -> N
     def first() -> None:
         with guard.run(id="a"):
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
 
     async def enter(wait: float) -> Any:
         async with caller.run(guard, id="a", wait=wait) as run:
@@ -724,13 +724,13 @@ def test_a_second_worker_in_a_run(guard: Guard, caller: Caller, trip: Trip) -> N
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     for wait in (0, 0.1):
         with pytest.raises(RunInProgress, match="in progress elsewhere"):
             caller.play(enter, wait)
     threading.Timer(0.2, leave.set).start()
     assert caller.play(enter, 10).resumed
-    thread.join(10)
+    thread.join(60)
 
 
 def test_a_second_process_in_a_run(guard: Guard, worker: Any) -> None:
@@ -1165,7 +1165,7 @@ def test_a_timeout_and_its_late_result(guard: Guard, caller: Caller) -> None:
 
     @guard.tool(effect="write", timeout=0.05)
     def slow() -> str:
-        go_on.wait(10)
+        go_on.wait(60)
         return "late"
 
     with pytest.raises(ToolTimeout, match=r"did not answer within 0.05 s") as caught, guard.run(id="a"):
@@ -1181,7 +1181,7 @@ def test_a_timeout_and_its_late_result(guard: Guard, caller: Caller) -> None:
     assert run.status == "completed"
 
 
-def _until(condition: Callable[[], bool], seconds: float = 5) -> None:
+def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -1219,7 +1219,7 @@ def test_a_result_that_arrives_during_the_settle(guard: Guard, monkeypatch: pyte
 
     @guard.tool(effect="write", timeout=0.05)
     def slow() -> str:
-        go_on.wait(10)
+        go_on.wait(60)
         return "late"
 
     with guard.run() as run:
@@ -1271,7 +1271,7 @@ async def test_a_sync_body_under_async(guard: Guard) -> None:
 
     def body(n: int) -> tuple[int, str]:
         if n:
-            go_on.wait(10)
+            go_on.wait(60)
         return n, guard.current_call().tool.name
 
     from sagaspan import Policy
@@ -1379,7 +1379,7 @@ def test_calls_in_flight_are_awaited_before_the_undo(guard: Guard) -> None:
     with pytest.raises(Declined), guard.run(id="a"):
         thread = threading.Thread(target=contextvars.copy_context().run, args=(slow,))
         thread.start()
-        assert started.wait(5)
+        assert started.wait(60)
         raise Declined
     thread.join()
     assert log == ["act", "undo"]

@@ -395,7 +395,7 @@ def test_a_service_that_does_not_answer_decides_nothing(serve: Serve, store_url:
     release = threading.Event()
 
     def slow(question: dict[str, Any], message: str) -> Any:
-        release.wait(30)
+        release.wait(60)
         return _says()(question, message)
 
     url = serve(Odd(slow).server())

@@ -70,7 +70,7 @@ def over_http(server: FastMCP) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         running.should_exit = True
-        thread.join(20)
+        thread.join(60)
 
 
 if __name__ == "__main__":

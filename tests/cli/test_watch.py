@@ -74,7 +74,7 @@ def test_a_request_is_answered_where_it_is_shown(guard: Guard, pay: Pay, paid: l
     assert guard.approvals.list(status="consumed")[0].approved_by == (owner.os_user(),)
     terminal.until("Nothing waits for approval")
     terminal.press("q")
-    assert terminal.process.wait(30) == 0
+    assert terminal.process.wait(60) == 0
 
 
 def _ask(pay: Pay, amount: Any) -> str:

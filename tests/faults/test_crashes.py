@@ -233,7 +233,7 @@ def test_a_live_owner_is_never_taken_over(worker: Worker) -> None:
     """
     assert worker.run(asks).stdout == "in progress\n"
     os.kill(slow.pid, signal.SIGCONT)
-    slow.communicate("\n", timeout=20)
+    slow.communicate("\n", timeout=300)
     assert worker.run(asks).stdout == f"{slow.pid}\n"
     assert worker.effects == ["act"]
 
@@ -254,7 +254,7 @@ def test_a_late_result_after_a_take_over_is_evidence(guard: Guard, worker: Worke
     same = guard.tool("act", key="n")(lambda n: pytest.fail("ran"))
     with pytest.raises(OutcomeUnknown):
         same(1)
-    out, err = slow.communicate("\n", timeout=20)
+    out, err = slow.communicate("\n", timeout=300)
     assert out == "late\n", err
     assert same(1) == "late"
 

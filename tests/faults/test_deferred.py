@@ -286,7 +286,7 @@ die()
     )
     assert not [effect for effect in worker.effects if effect.startswith("mail")]
     recoverers = [worker.start(RECOVER) for _ in range(8)]
-    ended = [(one.communicate(timeout=60), one.returncode) for one in recoverers]
+    ended = [(one.communicate(timeout=300), one.returncode) for one in recoverers]
     assert not [err for (_, err), code in ended if code], ended
     assert sorted(" ".join(out for (out, _), _ in ended).split()) == [f"r{n}:completed" for n in range(runs)]
     counts = Counter(effect for effect in worker.effects if effect.startswith("mail"))

@@ -61,7 +61,7 @@ def play(script: str, folder: Path) -> str:
     """Run ``script`` after the preamble in a process of its own; returns what it printed."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PREAMBLE + textwrap.dedent(script), str(folder)],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -160,7 +160,7 @@ def test_processes_started_by_multiprocessing_work(tmp_path: Path, method: str) 
     script.write_text(PREAMBLE + MULTIPROCESSING)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), str(tmp_path), method],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.stdout.strip() == "[0, 0, 0]", done.stderr
     guard = Guard(f"sqlite:///{tmp_path}/ledger.db")

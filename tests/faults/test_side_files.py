@@ -65,7 +65,7 @@ def _begin(worker: Worker) -> Forked:
 def _end(program: Forked, how: str = "closed") -> None:
     if how == "killed":
         program.kill()
-    program.communicate(timeout=60)
+    program.communicate(timeout=300)
 
 
 def _pay_again(worker: Worker, *orders: str) -> None:
@@ -82,7 +82,7 @@ def _file(worker: Worker, suffix: str) -> Path:
 
 def _close_by_command_line(worker: Worker) -> None:
     program = worker.start_program("runs", "list", "--store", worker.store_url)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=300)
     assert program.returncode == 0, errors
 
 
@@ -255,7 +255,7 @@ def test_a_ledger_that_is_opened_and_closed_by_many_is_open_to_all(worker: Worke
     """
     processes = [worker.start(script) for _ in range(4)]
     for process in processes:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     assert not _file(worker, "-wal").exists()
     with contextlib.closing(sqlite3.connect(_file(worker, ""))) as connection:

@@ -388,7 +388,7 @@ for thread in threads: thread.join()
 def test_a_rate_is_shared_by_processes(worker: Worker) -> None:
     """Four of them with eight threads each: the tenth call is the last one of this hour."""
     asking = [worker.start(ASK) for _ in range(4)]
-    ended = [(one.communicate(timeout=60), one.returncode) for one in asking]
+    ended = [(one.communicate(timeout=300), one.returncode) for one in asking]
     assert not [err for (_, err), code in ended if code], ended
     assert len(set(worker.effects)) == len(worker.effects) == 10
 
@@ -593,7 +593,7 @@ def test_what_evidence_settles_is_in_usage_too(
         bought.append(n)
         if n == 1:
             if evidence == "late":
-                ends.wait(30)
+                ends.wait(60)
                 return n
             raise ConnectionResetError
         return n
@@ -627,7 +627,7 @@ def test_a_late_result_of_what_did_not_happen_is_spent(store_url: str, sql: Sql)
 
     @guard.tool(effect="write", timeout=0.05, cost=lambda result: 1 if result is None else result)
     def buy() -> int:
-        ends.wait(30)
+        ends.wait(60)
         return 3
 
     with contextlib.suppress(ToolTimeout), guard.run("r", id="r", user="ann"):
@@ -650,7 +650,7 @@ def test_both_effects_of_a_call_that_happened_twice_are_spent(store_url: str, sq
     def buy() -> int:
         started.append(1)
         if len(started) == 1:
-            ends.wait(30)
+            ends.wait(60)
         return 3
 
     with contextlib.suppress(ToolTimeout), guard.run("r", id="r", user="ann"):

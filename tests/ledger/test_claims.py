@@ -183,7 +183,7 @@ def test_threads_join_an_equal_call(guard: Guard) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
     assert (ran, results) == ([1], [1] * 8)
 
 
@@ -233,7 +233,7 @@ def test_a_race_for_a_failed_record_runs_one_body_at_a_time(guard: Guard) -> Non
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(10)
+                thread.join(60)
     assert (problems, worst) == ([], [1])
 
 
@@ -268,19 +268,19 @@ def test_waiting_for_another_worker_ends(guard: Guard) -> None:
 
     def body(key: str) -> int:
         started.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return 1
 
     slow = guard.tool("slow", key="key")(body)
     thread = threading.Thread(target=slow, args=("k",))
     thread.start()
-    assert started.wait(5)
+    assert started.wait(60)
     hasty = guard.tool("slow", key="key", timeout=0.1)(body)
     with pytest.raises(CallInProgress, match="still running elsewhere") as caught:
         hasty("k")
     assert caught.value.tool_ran == "no"
     go_on.set()
-    thread.join(5)
+    thread.join(60)
     assert hasty("k") == 1
 
 

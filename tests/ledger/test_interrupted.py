@@ -26,7 +26,7 @@ def _ends(what: Callable[[], object]) -> bool:
     """Whether another thread gets to the end of it."""
     other = threading.Thread(target=what, daemon=True)
     other.start()
-    other.join(5)
+    other.join(60)
     return not other.is_alive()
 
 

@@ -36,7 +36,7 @@ def _side_by_side(guard: Guard, calls: int, user: str, seconds: float = 0.02) ->
     together = threading.Barrier(calls)
 
     def one(_: int) -> int:
-        together.wait(10)
+        together.wait(60)
         with contextlib.suppress(BudgetExceeded), guard.run("r", user=user), _call(guard) as call:
             time.sleep(seconds)
             call.record_usage(output_tokens=1000)

@@ -31,12 +31,12 @@ def _another(guard: Guard, tokens: int) -> Iterator[Callable[[], None]]:
     def ask() -> None:
         with guard.llm_call("gpt-4o", input_tokens=0, max_output_tokens=tokens) as call:
             began.set()
-            assert may_end.wait(30)
+            assert may_end.wait(60)
             call.record_usage(output_tokens=10)
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(copy_context().run, ask)
-        assert began.wait(30)
+        assert began.wait(60)
         try:
             yield may_end.set
         finally:
@@ -135,7 +135,7 @@ def test_two_streams_that_wait_for_each_other(guard: Guard) -> None:
     def ask() -> None:
         with guard.llm_call("gpt-4o", input_tokens=0, max_output_tokens=1900) as call:
             call.streams()
-            both.wait(30)
+            both.wait(60)
             try:
                 call.cover(2200)
                 call.record_usage(output_tokens=1500)

@@ -35,7 +35,7 @@ from tests.proofs.rollout_worker import BUDGETS, HOWS, STEPS, effects_in
 from tests.proofs.storm_worker import Queue
 
 ROOT: Final = Path(__file__).parents[2]
-PATIENCE_SECONDS: Final = 60.0
+PATIENCE_SECONDS: Final = 300.0
 KILLED_EVERY: Final = 4
 WAITING: Final = 3
 """So many orders wait for each worker."""

@@ -83,7 +83,7 @@ class Server:
         """Ask it to end, and wait for that."""
         self.terminate()
         try:
-            self._process.wait(30)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
 

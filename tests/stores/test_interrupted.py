@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
     yield store
     closing = threading.Thread(target=store.close, daemon=True)  # what a test leaves held must not hold up the others
     closing.start()
-    closing.join(5)
+    closing.join(60)
 
 
 _ids = count()
@@ -95,7 +95,7 @@ def test_a_ctrl_c_at_any_moment_leaves_nothing_held(store: SqliteStore) -> None:
     """Nor a transaction open: the next commit is saved, by whichever thread, and so is what waited for this one."""
     for where, error in interrupted_everywhere(lambda: store.commit([_claim()], synced=True), _ctrl_c, within=WITHIN):
         assert isinstance(error, KeyboardInterrupt), where
-        assert store._lock.acquire(timeout=5), where
+        assert store._lock.acquire(timeout=60), where
         store._lock.release()
         assert not store._in_use.locked(), where
         assert store.commit([_claim()], synced=True), where
@@ -131,6 +131,6 @@ def test_a_ctrl_c_while_the_ledger_is_opened_or_read(tmp_path: Path) -> None:
         found: list[object] = []
         other = threading.Thread(target=lambda: found.append(store.get_call("c")))  # noqa: B023
         other.start()
-        other.join(5)
+        other.join(60)
         assert found == [None], where
     store.close()

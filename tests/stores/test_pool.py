@@ -20,7 +20,7 @@ def _pool(size: int) -> Pool[object]:
 
 
 def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

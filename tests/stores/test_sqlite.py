@@ -229,7 +229,7 @@ def test_migrations_are_applied_once_by_many_processes(worker: Worker) -> None:
     worker.effects_file.with_name("ledger.db").unlink(missing_ok=True)
     worker.effects_file.write_text("go")
     for process in processes:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     connection = sqlite3.connect(worker.effects_file.with_name("ledger.db"))
     assert connection.execute("select number, count(*) from migrations group by number").fetchall() == [
@@ -463,7 +463,7 @@ assert all(len(guard.runs.get(f"child-{n}").calls) == 20 for n in range(3))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_children_open_their_own_connection(store_url: str) -> None:
     """A guard that is used before and after a fork works in parent and children, each with its own connection."""
-    done = subprocess.run([sys.executable, "-c", FORK, store_url], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FORK, store_url], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -522,7 +522,7 @@ def test_a_fork_waits_for_the_statement_that_is_going_on(worker: Worker) -> None
     def hold():
         with guard._store._lock:
             inside.set()
-            go_on.wait(20)
+            go_on.wait(60)
     def fork():
         pid = os.fork()
         if pid == 0:
@@ -531,11 +531,11 @@ def test_a_fork_waits_for_the_statement_that_is_going_on(worker: Worker) -> None
         os.waitpid(pid, 0)
         forked.set()
     threading.Thread(target=hold).start()
-    inside.wait(20)
+    inside.wait(60)
     threading.Thread(target=fork).start()
     print(forked.wait(0.5))
     go_on.set()
-    print(forked.wait(20))
+    print(forked.wait(60))
     """)
     assert done.stdout.split() == ["False", "True"], done.stderr
 
@@ -600,7 +600,7 @@ def test_who_is_written_by_another_goes_on_at_once(store: Store) -> None:
         while not store._queue:  # type: ignore[attr-defined]
             time.sleep(0.001)
         store._write_all(store._connection)  # type: ignore[attr-defined]
-        assert answered.wait(20)
+        assert answered.wait(60)
     waiting.join()
 
 

@@ -47,7 +47,7 @@ def _together(work: Sequence[Callable[[], object]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
 
 
 def _claims(store: SqliteStore, ids: str, saved: Callable[[str], object] = lambda name: None) -> list[Any]:
@@ -127,10 +127,10 @@ def test_who_is_on_disk_goes_on_while_the_next_flush_is_under_way(
 
     def slow(file: int) -> None:
         if second:
-            went_on.append(answered.wait(20))
+            went_on.append(answered.wait(60))
         else:
-            waits.wait(20)
-            deadline = time.monotonic() + 5
+            waits.wait(60)
+            deadline = time.monotonic() + 300
             while not flushing._asleep and time.monotonic() < deadline:
                 time.sleep(0.001)
 
@@ -147,7 +147,7 @@ def test_who_is_on_disk_goes_on_while_the_next_flush_is_under_way(
     flushing.flush(first)
     second = flushing.written()
     flushing.flush(second)
-    waiting.join(20)
+    waiting.join(60)
     assert went_on == [True]
     flushing.close()
 

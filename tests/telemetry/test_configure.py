@@ -47,7 +47,7 @@ def run(script: str, directory: Path, **environment: str) -> str:
         env={**clean, "PYTHONPATH": SOURCE, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -189,7 +189,7 @@ class _Receive(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self) -> None:
-        self.server.goes_on.wait(100)
+        self.server.goes_on.wait(60)
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)

@@ -33,7 +33,7 @@ def run(script: str, *arguments: str, **environment: str) -> str:
         env={**clean, "PYTHONPATH": SOURCE, "NO_PROXY": "127.0.0.1", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr

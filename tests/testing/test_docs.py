@@ -20,7 +20,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
         (tmp_path / name).write_text(code)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-W", "error", str(tmp_path)],
-        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+        capture_output=True, text=True, cwd=tmp_path, timeout=300,
         env={**os.environ, "SAGASPAN_HOME": str(tmp_path / "home"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -46,7 +46,7 @@ def test_a_ledger_is_not_used_again_while_a_late_result_may_come(guard: Guard) -
 
     @guard.tool(effect="write", timeout=0.05)
     def pay() -> None:
-        end.wait(10)
+        end.wait(60)
 
     before, during = ledgers.take(), ledgers.take()
     ledgers.give_back(before)

@@ -82,7 +82,7 @@ def test_what_the_dead_do_does_not_last() -> None:
         act = guard.tool("act", effect="write")(lambda n: world.effect(f"act-{n}"))
 
         def in_a_thread() -> None:
-            died.wait(10)
+            died.wait(60)
             with contextlib.suppress(BaseException):
                 world.effect("by a thread")
             with contextlib.suppress(BaseException):
@@ -104,7 +104,7 @@ def test_what_the_dead_do_does_not_last() -> None:
                 reached.append("read")
         finally:
             died.set()
-            looked.wait(10)
+            looked.wait(60)
             thread.join()
         with contextlib.suppress(BaseException):
             guard.close()

@@ -185,12 +185,12 @@ def test_asynchronous_tasks_end_too_and_the_call_in_flight_is_waited_for(
     def slow(room: str) -> str:
         """Book slowly."""
         begun.set()
-        refused.wait(20)
+        refused.wait(60)
         world.append(f"book {room}")
         return "slow"
 
     def price(room: str) -> str:
-        begun.wait(20)
+        begun.wait(60)
         threading.Timer(0.05, refused.set).start()  # the refusal is about to be
         return "9 USD"
 

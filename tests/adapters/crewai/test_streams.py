@@ -74,7 +74,7 @@ def test_closing_a_stream_ends_its_kickoff(guard: Guard, world: list[object], na
     begun = threading.Event()
     stream = enter(wrapped(guard, make, slow_shop(world, begun)))
     next(iter(stream))
-    begun.wait(20)
+    begun.wait(60)
     stream.close()
     assert world == ["book a", "book b", "cancel b", "cancel a"]
     assert end_of(guard) == ("compensated", "interrupted")
@@ -106,7 +106,7 @@ def test_dropping_a_stream_ends_its_kickoff(guard: Guard, world: list[object], n
     stream = enter(wrapped(guard, make, slow_shop(world, begun)))
     for _ in stream:
         break
-    begun.wait(20)
+    begun.wait(60)
     del stream
     assert world == ["book a", "book b", "cancel b", "cancel a"]
     assert end_of(guard) == ("compensated", "interrupted")
@@ -124,7 +124,7 @@ def test_the_collector_does_not_wait_for_the_thread_of_a_stream(guard: Guard, wo
         if room == "b":
             session = session_in_force.get()
             begun.set()
-            in_time.append(collected.wait(10))
+            in_time.append(collected.wait(60))
             until(lambda: session is None or session.is_stopping)
         return str(book.func(room))
 
@@ -133,7 +133,7 @@ def test_the_collector_does_not_wait_for_the_thread_of_a_stream(guard: Guard, wo
     lies_in_a_cycle.append(lies_in_a_cycle)
     for _ in lies_in_a_cycle[0]:
         break
-    begun.wait(20)
+    begun.wait(60)
     del lies_in_a_cycle
     gc.collect()
     collected.set()

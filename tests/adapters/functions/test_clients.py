@@ -99,7 +99,7 @@ def _states(guard: Guard) -> list[str]:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end, "it never came to that"
         time.sleep(0.01)

@@ -284,12 +284,12 @@ def test_the_task_that_runs_again_is_answered_with_its_own(guard: Guard, world: 
         return str(world[-1])
 
     def looks(state: Any) -> None:
-        _ = first == "looks" or begun.wait(10)
+        _ = first == "looks" or begun.wait(60)
         draw.invoke({})
         begun.set()
 
     def asks(state: Any) -> None:
-        _ = first == "asks" or begun.wait(10)
+        _ = first == "asks" or begun.wait(60)
         got.append(draw.invoke({}))
         begun.set()
         _asks(state)
@@ -313,7 +313,7 @@ def test_a_crash_beside_a_task_that_ended_repeats_nothing_else(guard: Guard, wor
         look.invoke({"x": 1})
         look.invoke({"x": 1})
         if next(incarnations) == 0:
-            looked.wait(10)
+            looked.wait(60)
             raise KeyboardInterrupt
         look.invoke({"x": 1})
 

@@ -219,7 +219,7 @@ def test_parallel_calls_share_the_run(guard: Guard, shop: Shop, world: World) ->
 
 def test_parallel_calls_really_run_side_by_side(guard: Guard) -> None:
     """The guard does not serialise an agent's parallel calls."""
-    meet = threading.Barrier(2, timeout=10)
+    meet = threading.Barrier(2, timeout=60)
 
     @tool
     def wait_for_the_other(name: str) -> str:

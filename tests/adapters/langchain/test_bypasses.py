@@ -165,7 +165,7 @@ def test_a_thread_that_outlives_its_agent_starts_nothing(guard: Guard, world: Wo
     threads: list[threading.Thread] = []
 
     def late() -> None:
-        over.wait(10)
+        over.wait(60)
         pay.invoke({"to": "A"})
 
     def work() -> None:

@@ -454,7 +454,7 @@ def test_each_of_two_within_is_answered_with_its_own(guard: Guard, world: World,
     other_came_first, said = threading.Event(), set()
 
     def work(which: int) -> Any:
-        _ = which == 2 or other_came_first.wait(10)
+        _ = which == 2 or other_came_first.wait(60)
         said.add((which, note.invoke({"what": 1})))
         other_came_first.set()
         return {"said": [str(interrupt(f"{which}?"))]}
