@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from sagaspan import semconv
+from sagaspan.cli.metrics import metrics
+from sagaspan.status.gauges import STATES
 from tests.services.queries import Dashboard, dashboards, documented
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +94,7 @@ def test_metrics_and_labels_are_ours(dashboard: Dashboard) -> None:
         assert selectors, query
         for name, labels in selectors:
             assert name in series, query
-            assert "job" in labels, query
+            assert ("sagaspan_ledger" if name == "sagaspan_status_items" else "job") in labels, query
             assert labels <= series[name], query
         grouped = {label.strip() for found in re.findall(r"by \(([^)]*)\)", query) for label in found.split(",")}
         assert grouped <= set.union(*(series[name] for name, _ in selectors)), query
@@ -119,6 +121,16 @@ def test_every_metric_is_seen_somewhere() -> None:
     assert unseen <= {"sagaspan_probes", "sagaspan_notifications"}
 
 
+def assert_found(tags: str) -> None:
+    """Assert that a search of Jaeger's finds spans: the golden traces have every value that it asks for."""
+    golden = "".join(file.read_text() for file in (ROOT / "tests" / "telemetry" / "golden").glob("*.txt"))
+    for name, value in re.findall(r'([\w.]+)="([^"]*)"', tags):
+        if name == "error":  # Jaeger's own word for the status
+            continue
+        assert name in ATTRIBUTES
+        assert value.startswith("$") or f". {name}: str {value}\n" in golden, tags
+
+
 def test_searches_for_traces_ask_for_attributes_that_we_set(dashboard: Dashboard) -> None:
     """TraceQL and Jaeger's tags name constants of ours."""
     for query in dashboard.traceql:
@@ -129,8 +141,7 @@ def test_searches_for_traces_ask_for_attributes_that_we_set(dashboard: Dashboard
     assert dashboard.traceql
     assert dashboard.jaeger_tags
     for tags in dashboard.jaeger_tags:
-        ((name, _),) = re.findall(r'^([\w.]+)="([^"]*)"$', tags)
-        assert name in ATTRIBUTES
+        assert_found(tags)
 
 
 def test_searches_of_the_docs_ask_for_attributes_that_we_set() -> None:
@@ -139,6 +150,7 @@ def test_searches_of_the_docs_ask_for_attributes_that_we_set() -> None:
     assert queries
     for page, query in queries:
         assert set(re.findall(r"\bspan\.([\w.]+)", query)) <= ATTRIBUTES, (page, query)
+        assert_found(" ".join(re.findall(r'\bspan\.([\w.]+ = "[^"]*")', query)).replace(" = ", "="))
 
 
 def test_spend_is_shown_by_model_agent_tool_and_user() -> None:
@@ -168,7 +180,7 @@ def test_panels_lead_to_traces(dashboard: Dashboard) -> None:
             (search,) = pane["queries"]
             assert pane["datasource"] == "${DS_JAEGER}"
             assert search["queryType"] == "search"
-            assert re.match(r"[\w.]+", search["tags"])[0] in ATTRIBUTES  # type: ignore[index]
+            assert_found(search["tags"])
             for label in re.findall(r"__field\.labels\.(\w+)", search["tags"]):
                 assert label in queries, panel["title"]
 
@@ -192,6 +204,7 @@ def test_prometheus_scrapes_what_the_collector_offers() -> None:
     jobs: dict[str, Any] = {job["job_name"]: job for job in prometheus["scrape_configs"]}
     assert jobs["agents"]["honor_labels"] is True
     ports = {name: job["static_configs"][0]["targets"][0].partition(":")[2] for name, job in jobs.items()}
+    assert ports["sagaspan"] == str(metrics.params[1].default)
     collector = (ROOT / "otel-collector.yaml").read_text()
     assert f"OTELCOL_PROMETHEUS:-127.0.0.1:{ports['agents']}" in collector
     assert f"OTELCOL_SELF_PORT:-{ports['collector']}" in collector
@@ -238,7 +251,9 @@ def test_services_of_compose_find_each_other() -> None:
     assert targets == {
         f"collector:{set_['OTELCOL_PROMETHEUS'].rpartition(':')[2]}",
         f"collector:{set_['OTELCOL_SELF_PORT']}",
+        "host.docker.internal:9464",
     }
+    assert "host.docker.internal:host-gateway" in services["prometheus"]["extra_hosts"]
 
 
 def test_grafana_finds_its_data_sources_and_dashboards() -> None:
@@ -258,3 +273,20 @@ def test_grafana_finds_its_data_sources_and_dashboards() -> None:
     home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert home in mounted
     assert len({board.json["uid"] for board in dashboards().values()}) == len(dashboards())
+
+
+def test_alerts_ask_for_series_and_states_that_we_have() -> None:
+    """Every kind and state that the gauge has is told by an alert, and no alert asks for another."""
+    (group,) = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
+    series, alerted = _series(), set()
+    for rule in group["rules"]:
+        for name, labels in _selectors(rule["expr"]):
+            assert labels <= series.get(name, set()) or name == "up", rule["alert"]
+        for kind, operator, states in re.findall(
+            r'kind="(\w+)"(?:,sagaspan_status_state(=~|!=|=)"([^"]*)")?', rule["expr"]
+        ):
+            known = set(STATES[kind])
+            named = set(states.split("|")) if states else known
+            assert named <= known, rule["alert"]
+            alerted |= {(kind, state) for state in (known - named if operator == "!=" else named)}
+    assert alerted == {(kind, state) for kind, states in STATES.items() for state in states}

@@ -194,8 +194,24 @@ ALLOWED = {
     "_mirror": BASE | {"_spans", "index.ledger", "ledger"},
     "_guarded": DATA | {"_engine", "_tracebacks"},
     "_opening": DATA | {"_engine", "_run", "ledger"},
+    "status": DATA
+    | {
+        "_alone",
+        "_approvals",
+        "_commands",
+        "_completion",
+        "_endings",
+        "_freezes",
+        "_recovery",
+        "_saga",
+        "_steps",
+        "_views",
+        "ledger",
+        "status",
+    },
     "_guard": DATA
     | {
+        "status",
         "_guarded",
         "_opening",
         "_tracebacks",

@@ -52,6 +52,7 @@ from sagaspan._views import Calls, Runs
 from sagaspan.approvers import ApprovalRequest, Approver, approver_of
 from sagaspan.budget import Budgets, budgets_of
 from sagaspan.exceptions import ConfigurationError, LoopDetected
+from sagaspan.ledger import watching
 from sagaspan.ledger.records import CallInfo, RunInfo, run_info
 from sagaspan.ledger.store import Store
 from sagaspan.llm.demand import Demand
@@ -59,8 +60,10 @@ from sagaspan.llm.prices import Rows, load_prices
 from sagaspan.notify import Notifies, hooks_of
 from sagaspan.policy import Policies, Policy, PolicyBook
 from sagaspan.scopes import KINDS, BudgetBook, combined
+from sagaspan.status.gauges import count_open_ledgers
 from sagaspan.stores import Durability, Migrate, connect, default_store
 
+watching.count_with(count_open_ledgers)
 _log = logging.getLogger("sagaspan")
 _LATE: Final = "If a tool of that name is declared later, declare it before the first call of any tool"
 P = ParamSpec("P")

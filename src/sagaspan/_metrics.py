@@ -7,7 +7,7 @@ span of what is counted is at hand, it is the exemplar of the number.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from opentelemetry import metrics
@@ -43,7 +43,8 @@ class Timed(Protocol):
 
 
 _chosen: MeterProvider | None = None  # the global one, also if it is set later
-_observed: Final[dict[str, Callable[[], int]]] = {}
+Counts = Callable[[], Iterable[tuple[int, Mapping[str, AttributeValue]]]]
+_observed: Final[dict[str, Counts]] = {}
 
 
 def measure_with(provider: MeterProvider) -> None:
@@ -54,8 +55,8 @@ def measure_with(provider: MeterProvider) -> None:
     _chosen = provider
     for made in (_counter, _histogram, _gauge):
         made.cache_clear()
-    for name, count in _observed.items():
-        _gauge(name, count)
+    for name, counts in _observed.items():
+        _gauge(name, counts)
 
 
 def _meter() -> Meter:
@@ -207,35 +208,28 @@ def notified(kind: str, outcome: str) -> None:
     _counter(semconv.METRIC_NOTIFICATIONS).add(1, attributes)
 
 
-@spans.harmless(None)
-def watch_pending(count: Callable[[], int]) -> None:
-    """Observe how many requests wait, whenever metrics are read."""
-    _observe(semconv.METRIC_APPROVALS_PENDING, count)
+# -- ledgers -------------------------------------------------------------------------------------------------------
 
 
 @spans.harmless(None)
-def watch_unresolved(count: Callable[[], int]) -> None:
-    """Observe how many calls somebody must decide about, whenever metrics are read."""
-    _observe(semconv.METRIC_UNRESOLVED, count)
-
-
-def _observe(name: str, count: Callable[[], int]) -> None:
-    _observed[name] = count
-    _gauge(name, count)
+def observe(name: str, counts: Counts) -> None:
+    """Observe the gauge ``name`` whenever metrics are read: ``counts`` returns its values, each with its attributes."""
+    _observed[name] = counts
+    _gauge(name, counts)
 
 
 @functools.cache
-def _gauge(name: str, count: Callable[[], int]) -> ObservableGauge:
+def _gauge(name: str, counts: Counts) -> ObservableGauge:
     provider = _chosen
 
-    def observe(_: CallbackOptions) -> Iterable[Observation]:
+    def values(_: CallbackOptions) -> Iterable[Observation]:
         try:
-            return [Observation(count())] if provider is _chosen else []
+            return [Observation(*count) for count in counts()] if provider is _chosen else []
         except Exception:  # noqa: BLE001 - a store that is down is no matter of whoever reads metrics
             return []
 
     metric = semconv.METRICS[name]
-    return _meter().create_observable_gauge(name, [observe], metric.unit, metric.meaning)
+    return _meter().create_observable_gauge(name, [values], metric.unit, metric.meaning)
 
 
 # -- models --------------------------------------------------------------------------------------------------------

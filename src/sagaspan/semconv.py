@@ -112,6 +112,9 @@ PROBE_ANSWER: Final = "sagaspan.probe.answer"
 LOOP_KIND: Final = "sagaspan.loop.kind"
 NOTIFICATION_KIND: Final = "sagaspan.notification.kind"
 NOTIFICATION_OUTCOME: Final = "sagaspan.notification.outcome"
+LEDGER: Final = "sagaspan.ledger"
+STATUS_KIND: Final = "sagaspan.status.kind"
+STATUS_STATE: Final = "sagaspan.status.state"
 
 # -- span names --------------------------------------------------------------------------------------------
 SPAN_MODEL: Final = "{operation} {model}"
@@ -220,17 +223,16 @@ METRIC_OUTCOMES: Final = "sagaspan.idempotency.outcomes"
 METRIC_REFUSALS: Final = "sagaspan.refusals"
 METRIC_RETRIES: Final = "sagaspan.retries"
 METRIC_UNKNOWN: Final = "sagaspan.calls.unknown"
-METRIC_UNRESOLVED: Final = "sagaspan.calls.unresolved"
 METRIC_PROBES: Final = "sagaspan.probes"
 METRIC_COMPENSATIONS: Final = "sagaspan.compensations"
 METRIC_NUDGES: Final = "sagaspan.loop.nudges"
 METRIC_COST: Final = "sagaspan.cost"
 METRIC_SOFT_LIMITS: Final = "sagaspan.budget.soft_limits"
 METRIC_BUDGET_REFUSALS: Final = "sagaspan.budget.refusals"
-METRIC_APPROVALS_PENDING: Final = "sagaspan.approvals.pending"
 METRIC_APPROVALS_DECIDED: Final = "sagaspan.approvals.decided"
 METRIC_APPROVAL_WAIT: Final = "sagaspan.approval.wait.duration"
 METRIC_NOTIFICATIONS: Final = "sagaspan.notifications"
+METRIC_STATUS: Final = "sagaspan.status.items"
 
 COUNTER: Final = "counter"
 HISTOGRAM: Final = "histogram"
@@ -284,7 +286,6 @@ METRICS: Final[dict[str, Metric]] = {
     METRIC_UNKNOWN: Metric(
         COUNTER, "{call}", "Calls that began, and of which nobody knew whether they happened", (GEN_AI_TOOL_NAME,)
     ),
-    METRIC_UNRESOLVED: Metric(GAUGE, "{call}", "Calls in doubt that nothing has decided yet, in the ledger", ()),
     METRIC_PROBES: Metric(
         COUNTER, "{probe}", "Probes that were asked, by what they said: applied, not_applied, unsure",
         (GEN_AI_TOOL_NAME, PROBE_ANSWER),
@@ -306,12 +307,15 @@ METRICS: Final[dict[str, Metric]] = {
     METRIC_BUDGET_REFUSALS: Metric(
         COUNTER, "{call}", "Calls that budgets and rates refused", (ERROR_TYPE, BUDGET_KIND, BUDGET_UNIT)
     ),
-    METRIC_APPROVALS_PENDING: Metric(GAUGE, "{request}", "Requests that wait for approval, in the ledger", ()),
     METRIC_APPROVALS_DECIDED: Metric(COUNTER, "{request}", "Requests for approval that were decided", _DECISION),
     METRIC_APPROVAL_WAIT: Metric(HISTOGRAM, "s", "How long requests for approval wait", _DECISION, _WAITS),
     METRIC_NOTIFICATIONS: Metric(
         COUNTER, "{attempt}", "Messages to hooks: delivered, failed (and sent again), given_up",
         (NOTIFICATION_KIND, NOTIFICATION_OUTCOME),
+    ),
+    METRIC_STATUS: Metric(
+        GAUGE, "{item}", "What needs a person in a ledger: every row of `sagaspan status`, by its kind and state",
+        (LEDGER, STATUS_KIND, STATUS_STATE),
     ),
 }  # fmt: skip
 """Every metric, by its name."""

@@ -74,7 +74,7 @@ def documented(language: str) -> list[tuple[str, str]]:
 
 def as_prometheus_is_asked(query: str, *, interval: str, over: str, service: str) -> str:
     """A query with Grafana's variables filled in."""
-    filled = {"$__rate_interval": interval, "$__range": over, "$service": service}
+    filled = {"$__rate_interval": interval, "$__range": over, "$service": service, "$ledger": ".*"}
     for variable, value in filled.items():
         query = query.replace(variable, value)
     return query

@@ -101,8 +101,8 @@ class Stack:
         self.folder = folder
         self.traces = folder / "traces"
         self.servers: list[Server] = []
-        self.otlp_grpc, self.otlp, self.metrics, self.health, self.itself, *others = free_ports(9)
-        self.backend_otlp, self._backend, self._backend_other, self._prometheus = others
+        self.otlp_grpc, self.otlp, self.metrics, self.health, self.itself, *others = free_ports(10)
+        self.backend_otlp, self._backend, self._backend_other, self._prometheus, self.exporter = others
         shows = Jaeger if found("jaeger") else DesktopViewer
         self.backend: Backend = shows(self._backend)
 
@@ -110,7 +110,7 @@ class Stack:
         """Start them, and wait until each answers."""
         self.start_backend()
         self.start_collector()
-        self._start_prometheus()
+        self.start_prometheus()
 
     def start_backend(self) -> Server:
         """Jaeger, or what stands in for it, with nothing in it."""
@@ -142,13 +142,15 @@ class Stack:
         arguments = ["--config", str(ROOT / "otel-collector.yaml")]
         return self._started("otelcol", arguments, f"http://127.0.0.1:{self.health}/", environment)
 
-    def _start_prometheus(self) -> None:
+    def start_prometheus(self) -> None:
         """Prometheus with the configuration that is shipped, but for the places and the pace."""
         text = (ROOT / "dashboards" / "prometheus.yaml").read_text()
         for shipped, here in (
             ("collector:8889", f"127.0.0.1:{self.metrics}"),
             ("collector:8888", f"127.0.0.1:{self.itself}"),
-            ("scrape_interval: 15s", "scrape_interval: 1s\n  scrape_timeout: 1s"),
+            ("scrape_interval: 15s", "scrape_interval: 1s\n  scrape_timeout: 1s\n  evaluation_interval: 1s"),
+            ("host.docker.internal:9464", f"127.0.0.1:{self.exporter}"),
+            ("[alerts.yaml]", f"[{ROOT / 'dashboards' / 'alerts.yaml'}]"),
         ):
             assert text.count(shipped) == 1
             text = text.replace(shipped, here)

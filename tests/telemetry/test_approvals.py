@@ -103,7 +103,11 @@ def test_decisions_are_counted_by_channel_and_outcome(guard: Guard, reader: InMe
     decided = {(point.attributes[semconv.APPROVAL_OUTCOME], point.attributes[semconv.APPROVAL_CHANNEL]): point.value
                for point in found[semconv.METRIC_APPROVALS_DECIDED]}  # fmt: skip
     assert decided == {("approved", "api"): 1, ("denied", "api"): 1}
-    assert [point.value for point in found[semconv.METRIC_APPROVALS_PENDING]] == [1]
+    needed = {
+        (point.attributes[semconv.STATUS_KIND], point.attributes[semconv.STATUS_STATE]): point.value
+        for point in found[semconv.METRIC_STATUS]
+    }
+    assert needed["approval", "pending"] == 1
     assert sum(point.count for point in found[semconv.METRIC_APPROVAL_WAIT]) == 2
 
 

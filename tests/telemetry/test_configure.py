@@ -189,7 +189,7 @@ class _Receive(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self) -> None:
-        self.server.goes_on.wait(60)
+        self.server.goes_on.wait(300)
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
@@ -232,6 +232,55 @@ assert trace.get_tracer_provider().force_flush(100_000)
     assert collector.paths == {"/v1/traces"}
     written = sum(path.read_bytes().count(b"\n") for path in (tmp_path / ".sagaspan" / "traces").glob("*.jsonl"))
     assert written == 50_000
+
+
+@pytest.mark.parametrize("processor", ["BatchSpanProcessor", "SimpleSpanProcessor"])
+def test_a_program_that_exports_otlp_itself_is_not_exported_twice(
+    tmp_path: Path, collector: Collector, processor: str
+) -> None:
+    """Its own exporter sends each span, and the file beside the ledger has it too."""
+    collector.goes_on.set()
+    script = f"""
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace.export import {processor}
+mine = TracerProvider()
+mine.add_span_processor({processor}(OTLPSpanExporter()))
+trace.set_tracer_provider(mine)
+configure_tracing()
+span()
+"""
+    endpoint = f"http://127.0.0.1:{collector.server_port}"
+    run(script, tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, NO_PROXY="127.0.0.1")
+    assert collector.names == ["pay"]
+    assert len(lines(tmp_path / ".sagaspan" / "traces")) == 1
+
+
+APP = """
+from sagaspan import Guard
+guard = Guard()
+guard.tool("unbook", effect="write")(lambda: None)
+book = guard.tool("book", compensate="unbook")(lambda: 1)
+"""
+
+
+@pytest.mark.parametrize("with_app", [True, False])
+def test_commands_that_act_send_what_they_do(tmp_path: Path, collector: Collector, *, with_app: bool) -> None:
+    """`compensate` and `recover` run tools and end runs: their spans arrive where an endpoint is set."""
+    collector.goes_on.set()
+    (tmp_path / "app.py").write_text(APP)
+    run("from app import *\nwith guard.run('trip', id='trip'): book()", tmp_path, PYTHONPATH=f"{SOURCE}:{tmp_path}")
+    assert collector.names == []
+    endpoint = f"http://127.0.0.1:{collector.server_port}"
+    environment = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{endpoint}/v1/traces", "NO_PROXY": "127.0.0.1"}
+    command = (
+        "import sys; sys.argv = ['sagaspan', {}]; from sagaspan.cli import main\ntry: main()\nexcept SystemExit: pass"
+    )
+    options = ["--app", "app"] if with_app else []
+    run(command.format(str(["compensate", "trip", "--yes", *options])[1:-1]), tmp_path, **environment)
+    if not with_app:
+        run(command.format("'recover', '--app', 'app'"), tmp_path, **environment)
+    assert Counter(collector.names)["execute_tool unbook"] == 1
+    assert "sagaspan trip" in collector.names
 
 
 def test_otlp_is_imported_only_when_asked_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from sagaspan import Guard
 from sagaspan.exceptions import ConfigurationError
 from sagaspan.telemetry import configure_metrics
 
@@ -89,6 +91,25 @@ def test_metrics_go_to_the_otlp_endpoint_when_the_program_ends(collector: Collec
     assert len({resource["service.instance.id"] for resource in collector.resources}) == 2
 
 
+def test_a_recovery_that_watches_counts_what_needs_a_person(collector: Collector, tmp_path: Path) -> None:
+    """No agent need be alive for it: one that dies alone must be seen."""
+    store = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with Guard(store) as guard:
+        guard.freeze("tool:pay", reason="a trial")
+    command = [sys.executable, "-m", "sagaspan", "recover", "--watch", "--interval", "100ms", "--store", store]
+    environment = {
+        **os.environ, "NO_PROXY": "127.0.0.1", "OTEL_METRIC_EXPORT_INTERVAL": "200",
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"http://127.0.0.1:{collector.server_port}/v1/metrics",
+    }  # fmt: skip
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as watching:
+        deadline = time.monotonic() + 300
+        while "sagaspan.status.items" not in collector.names:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        watching.terminate()
+        assert watching.wait(60) == 0
+
+
 def test_nothing_is_made_unasked_and_a_provider_that_exists_is_left_as_it_is() -> None:
     """Without an endpoint, with none as exporter, with the SDK disabled, and where the program has its own."""
     script = """
@@ -133,8 +154,8 @@ with Guard(sys.argv[1]) as guard:
     after, mine = names(everybody), names(ours)
 assert before["gen_ai.execute_tool.duration"] == after["gen_ai.execute_tool.duration"] == 1, after
 assert mine["gen_ai.execute_tool.duration"] == mine["sagaspan.idempotency.outcomes"] == 1, mine
-assert "sagaspan.approvals.pending" in before and "sagaspan.approvals.pending" in mine
-assert "sagaspan.approvals.pending" not in after, after
+assert "sagaspan.status.items" in before and "sagaspan.status.items" in mine
+assert "sagaspan.status.items" not in after, after
 try:
     configure_metrics(meter_provider="otlp")
 except ConfigurationError as error:

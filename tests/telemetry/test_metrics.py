@@ -52,6 +52,12 @@ def _points(reader: InMemoryMetricReader, name: str) -> dict[tuple[Any, ...], An
     }
 
 
+def _waiting(reader: InMemoryMetricReader) -> dict[tuple[str, str], int]:
+    """What needs a person, by kind and state; without what is 0."""
+    points = _points(reader, semconv.METRIC_STATUS).items()
+    return {(kind, state): count for (_, kind, state), count in points if count}
+
+
 class Broken(Exception):
     """What a service breaks with."""
 
@@ -173,10 +179,10 @@ def test_what_nobody_knows_is_counted_and_what_waits_for_a_decision_observed(
     _doubts(guard)
     assert _points(reader, semconv.METRIC_UNKNOWN) == {("lose",): 1}
     assert _points(reader, semconv.METRIC_PROBES) == {("lose", "unsure"): 1}
-    assert _points(reader, semconv.METRIC_UNRESOLVED) == {(): 1}
+    assert _waiting(reader) == {("call", "needs_human"): 1, ("run", "held"): 1}
     (doubt,) = guard.calls.list(status="needs_human")
     guard.calls.resolve(doubt.id, "did-not-happen", note="looked")
-    assert _points(reader, semconv.METRIC_UNRESOLVED) == {(): 0}
+    assert ("call", "needs_human") not in _waiting(reader)
     assert _points(reader, semconv.METRIC_UNKNOWN) == {("lose",): 1}
 
 

@@ -32,6 +32,7 @@ _COMMANDS = {
     "usage": ("usage", "What calls cost and used, by agent, user, model, tool, run or tenant."),
     "policy": ("policy", "The policy file: schema, check, explain."),
     "traces": ("traces", "The spans of it: list, show, filter, export, prune."),
+    "metrics": ("metrics", "What needs a person, as a gauge for Prometheus to scrape."),
     "audit": ("audit", "Whether the audit trail is as it was written: verify, export."),
     "sql": ("sql", "SQL over the exported traces and the ledger."),
     "migrate": ("migrate", "Make a ledger on a server, or bring a ledger to this version; --check only looks."),

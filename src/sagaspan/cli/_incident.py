@@ -12,7 +12,6 @@ from typing import Any, Final
 from sagaspan import codecs
 from sagaspan._commands import CommandLine, command
 from sagaspan._owner import names_a_process
-from sagaspan.cli._next import next_commands
 from sagaspan.cli._options import Settings
 from sagaspan.cli._render import short, when
 from sagaspan.cli._trace_export import cell, code, fenced
@@ -20,6 +19,7 @@ from sagaspan.cli._trace_tree import cost
 from sagaspan.ledger.records import ApprovalRecord, ApprovalState, CallInfo, CallState, Phase, RunInfo, RunState, moment
 from sagaspan.ledger.requests import decided_by, denials_of
 from sagaspan.scopes import scope_of_run
+from sagaspan.status.commands import next_commands
 
 _OPEN: Final = (
     CallState.AWAITING_APPROVAL, CallState.RUNNING, CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATING,

@@ -176,6 +176,22 @@ class Settings:
         named = self.app_named
         return None if named is None else load_guard(named, store=self.store)
 
+    @staticmethod
+    def send_telemetry() -> None:
+        """Send spans and metrics of what this command does to the OTLP endpoint of the environment, if one is set.
+
+        After the module of ``--app`` is imported, which may set up its own. The service is ``sagaspan`` where
+        OpenTelemetry's variables name none.
+        """
+        if not any(os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}ENDPOINT") for signal in ("", "TRACES_", "METRICS_")):
+            return  # the SDK need not be imported
+        from sagaspan.telemetry import configure_metrics, configure_tracing
+
+        named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        service = None if named else "sagaspan"
+        configure_tracing(service)
+        configure_metrics(service)
+
     @property
     def app_named(self) -> str | None:
         """What ``--app`` or the environment names."""

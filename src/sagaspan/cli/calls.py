@@ -10,7 +10,6 @@ import click
 
 from sagaspan._commands import command, result_command
 from sagaspan.cli._found import the_call, with_namespaces
-from sagaspan.cli._next import RECOVER, is_in_doubt, is_to_be_undone, next_commands
 from sagaspan.cli._options import (
     NEEDS_PERSON,
     Group,
@@ -23,6 +22,7 @@ from sagaspan.cli._options import (
 from sagaspan.cli._render import emit_json, emit_table, lately, say, short, visible
 from sagaspan.ledger.records import CallInfo, CallState, RunRecord, RunState
 from sagaspan.ledger.resolution import Resolution
+from sagaspan.status.commands import RECOVER, is_in_doubt, is_to_be_undone, next_commands
 
 _MEANS: Final = {
     Resolution.HAPPENED: "it is done, and is undone if its run is",

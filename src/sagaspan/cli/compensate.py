@@ -11,7 +11,6 @@ import click
 
 from sagaspan._commands import CommandLine, command
 from sagaspan.cli._found import the_call, the_run
-from sagaspan.cli._next import next_commands, undo_command, undone_command
 from sagaspan.cli._options import (
     DONE,
     NEEDS_PERSON,
@@ -22,6 +21,7 @@ from sagaspan.cli._options import (
     pass_settings,
 )
 from sagaspan.cli._render import emit_block, emit_json, emit_table, say, short, visible
+from sagaspan.status.commands import next_commands, undo_command, undone_command
 
 if TYPE_CHECKING:
     from sagaspan import CallInfo, Guard
@@ -78,6 +78,7 @@ def _guard_of(settings: Settings, run_id: str, namespace: str | None) -> Iterato
     from sagaspan import Guard
 
     guard = settings.load_guard()
+    settings.send_telemetry()
     if guard is None:
         store = settings.open_store()
         run = _the_run(store, run_id, namespace)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sagaspan._commands import command
-from sagaspan.cli._next import RECOVER, needed_by
 from sagaspan.cli._options import DONE, NEEDS_PERSON, Duration, Settings, common_options, pass_settings
 from sagaspan.cli._render import emit_block, emit_json, emit_line, say, visible
+from sagaspan.ledger import watching
 from sagaspan.ledger.records import CallState
+from sagaspan.status.commands import RECOVER, needed_by
+from sagaspan.status.gauges import count_open_ledgers
 
 if TYPE_CHECKING:
     from sagaspan import CallInfo, Guard, Recovery, RunInfo
@@ -73,6 +75,7 @@ class _Work:
         self._settings = settings
         self._options = options
         self._app: Guard | None = settings.load_guard()
+        settings.send_telemetry()
         self._said: set[tuple[str, str]] = set()
         self._stopping = threading.Event()
 
@@ -93,6 +96,9 @@ class _Work:
         if not self._settings.as_json:
             say(f"Watching: every {interval:g} s, until Ctrl+C or SIGTERM. What is found is said here.", "dim")
         before = {name: signal.signal(name, self._stop) for name in (signal.SIGINT, signal.SIGTERM)}
+        counted = self._settings.open_store()  # for the gauge of what needs a person; those of a round are closed
+        watching.count_with(count_open_ledgers)
+        watching.watch(counted)
         try:
             while not self._stopping.is_set():
                 report = self._round(watch=False)
@@ -102,6 +108,8 @@ class _Work:
         finally:
             for name, handler in before.items():
                 signal.signal(name, handler)
+            watching.unwatch(counted)
+            counted.close()
             if self._app is not None:
                 self._app.close()
         return DONE

@@ -201,9 +201,9 @@ def _say_holder(run: RunInfo, settings: Settings) -> None:
     if run.status not in (RunState.RUNNING, RunState.COMPENSATING):
         return
     from sagaspan._saga import token
-    from sagaspan.cli._holders import held_by
-    from sagaspan.cli._next import RECOVER
     from sagaspan.ledger.judgement import Verdict
+    from sagaspan.status.commands import RECOVER
+    from sagaspan.status.holders import held_by
 
     store = settings.open_store()
     record = next(
@@ -221,7 +221,7 @@ def _say_next(run: RunInfo, settings: Settings) -> None:
     """What is left of a run that needs a person, step by step."""
     if run.status not in (RunState.HELD, RunState.PARTIALLY_COMPENSATED):
         return
-    from sagaspan.cli._next import next_steps
+    from sagaspan.status.commands import next_steps
 
     store = settings.open_store()
     record = store.get_run(run.namespace, run.id)

@@ -13,7 +13,6 @@ from sagaspan._commands import CommandLine, command, result_command
 from sagaspan._owner import names_a_process
 from sagaspan.cli._decided import as_data, deciders_of, requests_of
 from sagaspan.cli._found import SHOWN, ambiguous, call_match, namespace_of, run_match
-from sagaspan.cli._next import next_commands
 from sagaspan.cli._options import NotFound, Settings, common_options, namespace_option, pass_settings
 from sagaspan.cli._render import emit_block, emit_json, emit_table, say, short, visible, when
 from sagaspan.exceptions import StoreUnavailable
@@ -27,6 +26,7 @@ from sagaspan.ledger.records import (
     moment,
 )
 from sagaspan.ledger.resolution import happened_after_all
+from sagaspan.status.commands import next_commands
 
 _OPEN: Final = (CallState.UNKNOWN, CallState.NEEDS_HUMAN, CallState.COMPENSATION_FAILED)
 
@@ -144,7 +144,7 @@ def _next(call: CallInfo, audit: list[Any]) -> list[CommandLine]:
 
 def _holder(call: CallInfo, settings: Settings) -> str | None:
     """Who runs a call that is running."""
-    from sagaspan.cli._holders import held_by
+    from sagaspan.status.holders import held_by
 
     return held_by(settings.open_store(), call.owner, call.id)[1] if call.state is CallState.RUNNING else None
 

@@ -60,10 +60,10 @@ def configure_tracing(
     The processors go onto ``tracer_provider``, else onto the global provider, else onto a new one that
     becomes global with ``service_name`` (default: ``OTEL_SERVICE_NAME``). ``directory`` defaults to
     ``SAGASPAN_TRACE_DIR``, else to ``traces`` in the nearest ``.sagaspan``. Calling it again adds nothing
-    twice. With ``OTEL_SDK_DISABLED=true`` nothing is added, with ``OTEL_TRACES_EXPORTER=none`` nothing is
-    exported. The files are kept as ``SAGASPAN_TRACE_RETENTION`` says
-    (``30d``, ``5GB``, both, or ``all``; the default is 5 GB), and are synced to the disk as ``SAGASPAN_TRACE_FSYNC``
-    says: ``off`` (the default), ``interval`` (each second), or ``always`` (each span).
+    twice, and a provider that exports OTLP already gets no second exporter. With ``OTEL_SDK_DISABLED=true``
+    nothing is added, with ``OTEL_TRACES_EXPORTER=none`` nothing is exported. The files are kept as
+    ``SAGASPAN_TRACE_RETENTION`` says (``30d``, ``5GB``, both, or ``all``; the default is 5 GB), and are synced to the
+    disk as ``SAGASPAN_TRACE_FSYNC`` says: ``off`` (the default), ``interval`` (each second), or ``always`` (each span).
 
     Raises ``ConfigurationError`` if a foreign global provider takes no processors, or the settings for OTLP,
     retention or syncing are wrong.
@@ -75,10 +75,18 @@ def configure_tracing(
             return provider
         added = _added.setdefault(provider, set())
         _add_sink(provider, added, _trace_directory(directory), service_name)
-        if _OTLP not in added and _endpoint():
+        if _OTLP not in added and _endpoint() and not _exports_otlp(provider):
             provider.add_span_processor(_otlp_processor())
             added.add(_OTLP)
         return provider
+
+
+def _exports_otlp(provider: TracerProvider) -> bool:
+    """Return whether the program exports OTLP itself: a second exporter would send every span twice."""
+    # The SDK offers no way to ask. Where its attributes have other names, the answer is no, as it was before.
+    processors = getattr(getattr(provider, "_active_span_processor", None), "_span_processors", ())
+    exporters = [getattr(processor, "span_exporter", None) for processor in processors]
+    return any(type(exporter).__name__ == "OTLPSpanExporter" for exporter in exporters)
 
 
 def _global_provider(service_name: str | None) -> TracerProvider:

@@ -1,0 +1,188 @@
+"""Every alert fires in a real Prometheus, from one short process that has ended, and ends with its cause."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.services.asking import eventually, get
+from tests.services.programs import found
+from tests.services.stack import ROOT, Stack
+
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(found("prometheus") is None, reason="no Prometheus here: python -m tests.services.programs"),
+]
+
+FAILS = """
+import contextlib, os, sys, threading, time
+from sagaspan import Guard, Notify
+
+guard = Guard(approver="inbox", notify=Notify(url=sys.argv[1], secret="s" * 32))
+
+guard.tool("untaxi", effect="write")(lambda: None)
+guard.tool("taxi", compensate="untaxi")(lambda: "t")()  # is to be undone by who has the tools
+
+def refund(result): raise RuntimeError("the bank does not answer")
+pay = guard.tool("pay", compensate=refund)(lambda: "paid")
+with contextlib.suppress(Exception), guard.run("rolled back in part", id="stuck"):
+    pay()
+    raise ValueError
+
+@guard.tool(effect="write")
+def charge(): raise TimeoutError
+with contextlib.suppress(TimeoutError), guard.run("held", id="held"):
+    charge()
+
+with contextlib.suppress(Exception), guard.run("asks", id="asks"):
+    guard.tool("ask", effect="write", approve=True)(lambda: 1)()
+
+go_on = threading.Event()
+@guard.tool(effect="write", timeout=0.05)
+def late(): go_on.wait(60)
+with guard.run("late", id="late"):
+    with contextlib.suppress(Exception):
+        late()
+    (call,) = guard.runs.get("late").calls
+    guard.calls.resolve(call.id, "did-not-happen", note="not in the books")
+go_on.set()
+while guard.calls.get(call.id).state != "done":
+    time.sleep(0.01)
+
+until = time.monotonic() + 60
+guard.freeze("tool:frozen", reason="a trial")
+while not guard._store.deliveries(dead=True):
+    assert time.monotonic() < until
+    time.sleep(0.05)
+
+@guard.tool(effect="write")
+def lose(): os._exit(9)
+with guard.run("dies", id="dead"): lose()
+"""
+
+LIVES = """
+import sys, time
+from pathlib import Path
+from sagaspan import Guard
+
+file = Path("policy.toml")
+file.write_text("# nothing")
+with Guard(policies=file) as guard:
+    look = guard.tool("look", effect="read")(lambda n: n)
+    look(1)
+    file.write_text("[[rules]]\\naction = 'forbid'\\n")
+    time.sleep(1.5)  # it is looked at once a second
+    look(2)
+    print("stale", flush=True)
+    sys.stdin.read()
+"""
+
+
+class _Gone(BaseHTTPRequestHandler):
+    """A receiver that wants no message ever again."""
+
+    def do_POST(self) -> None:
+        self.send_response(410)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The home that a process left behind in which everything failed that can, once."""
+    with HTTPServer(("127.0.0.1", 0), _Gone) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{receiver.server_port}/"
+        done = subprocess.run(
+            [sys.executable, "-c", FAILS, url], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
+            env={**os.environ, "SAGASPAN_HOME": str(tmp_path / ".sagaspan"), "NO_PROXY": "127.0.0.1"},
+        )  # fmt: skip
+        receiver.shutdown()
+    assert done.returncode == 9, done.stderr
+    taxi = _sagaspan(tmp_path, "calls", "list", "--all", "--tool", "taxi", "--json")
+    (call,) = yaml.safe_load(taxi.stdout)
+    undone = _sagaspan(tmp_path, "compensate", call["run_id"], "--call", call["id"], "--yes")
+    assert undone.returncode == 4, undone.stdout + undone.stderr
+    return tmp_path
+
+
+def _sagaspan(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "SAGASPAN_HOME": str(home / ".sagaspan")}
+    command = [sys.executable, "-m", "sagaspan", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.fixture
+def agent(home: Path) -> Iterator[None]:
+    """An agent that goes on by an older content of its policy file."""
+    environment = {**os.environ, "SAGASPAN_HOME": str(home / ".sagaspan")}
+    command = [sys.executable, "-c", LIVES]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=home, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stale\n"
+        yield
+        process.communicate("")
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """Prometheus alone, with the rules that are shipped."""
+    folder = tmp_path / "services"
+    folder.mkdir()
+    stack = Stack(folder)
+    try:
+        stack.start_prometheus()
+        yield stack
+    finally:
+        stack.stop()
+
+
+@pytest.fixture
+def exporter(home: Path, stack: Stack) -> Iterator[subprocess.Popen[str]]:
+    """``sagaspan metrics``, started after the process that failed has ended."""
+    environment = {**os.environ, "SAGASPAN_HOME": str(home / ".sagaspan")}
+    command = [sys.executable, "-m", "sagaspan", "metrics", "--port", str(stack.exporter)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(f"Serving http://127.0.0.1:{stack.exporter}/metrics")
+        yield process
+        process.kill()
+
+
+def _alerts(stack: Stack) -> dict[str, float]:
+    """The alerts whose condition holds, also those that still wait for their ``for``, with their values."""
+    alerts = get(f"{stack.prometheus}/api/v1/alerts")["data"]["alerts"]
+    return {alert["labels"]["alertname"]: float(alert["value"]) for alert in alerts}
+
+
+@pytest.mark.usefixtures("agent")
+def test_every_alert_fires_after_the_process_that_failed_has_ended(
+    home: Path, stack: Stack, exporter: subprocess.Popen[str]
+) -> None:
+    """Red before: counters that are born at 1 in a process that ends said 0. An alert ends with its cause."""
+    (group,) = yaml.safe_load((ROOT / "dashboards" / "alerts.yaml").read_text())["groups"]
+    known = {rule["alert"] for rule in group["rules"]}
+    of_ledger = known - {"SagaspanCallsRefused", "SagaspanLedgerUnread"}  # the first: test_real.py
+
+    eventually(lambda: set(_alerts(stack)) >= of_ledger, "every alert")
+    assert _alerts(stack) == {
+        "SagaspanCompensationFailed": 1, "SagaspanCallInDoubt": 2, "SagaspanEffectUnexpected": 1,
+        "SagaspanRunStopped": 3, "SagaspanUndoWaits": 1, "SagaspanRunPaused": 1, "SagaspanApprovalWaits": 1,
+        "SagaspanFrozen": 1, "SagaspanPolicyStale": 1, "SagaspanNotificationUndelivered": 1,
+    }  # fmt: skip
+    assert _sagaspan(home, "unfreeze", "tool:frozen").returncode == 0
+    eventually(lambda: "SagaspanFrozen" not in _alerts(stack), "the end of the alert")
+    exporter.terminate()
+    assert exporter.wait(60) == 0
+    eventually(lambda: "SagaspanLedgerUnread" in _alerts(stack), "the alert that no process reads the ledger")
