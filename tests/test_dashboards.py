@@ -26,7 +26,7 @@ SUFFIXES: Final = {
     semconv.COUNTER: ("_total",), semconv.GAUGE: ("",), semconv.HISTOGRAM: ("_bucket", "_sum", "_count"),
 }  # fmt: skip
 UNITS: Final = {"s": "_seconds"}
-RESERVED: Final = {"job", "instance", "le"}
+RESERVED: Final = {"job", "instance", "le", "otel_scope_name"}
 
 
 def _series() -> dict[str, set[str]]:

@@ -19,6 +19,7 @@ from sagaspan import Guard, SagaspanError
 from sagaspan.adapters import LlmCall
 from sagaspan_langchain import _compat
 from sagaspan_langchain import _errors as errors
+from sagaspan_langchain import _foreign as foreign
 from sagaspan_langchain import _suspended as suspended
 from sagaspan_langchain._answers import Answer, input_of, settle
 from sagaspan_langchain._completions import CHAT, PROMPT, PROMPTS, Exchange
@@ -56,12 +57,12 @@ def _unguarded(model: Model, call: LlmCall) -> Model:
 
 
 def _begun(
-    guard: Guard, model: Model, given: Any, stop: Any, options: Mapping[str, Any], exchange: Exchange
+    guard: Guard, model: Model, given: Any, stop: Any, run_manager: Any, options: Mapping[str, Any], exchange: Exchange
 ) -> LlmCall:
     request = request_of(model, exchange.messages(given), stop, options, requests=exchange.requests(given))
     return guard.llm_call(
         request.model, demand=request.demand, provider=request.provider, limit_output=request.may_limit,
-        operation=exchange.operation,
+        operation=exchange.operation, span=foreign.span_of_model(run_manager),
     )  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def _generate_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) -
     # LangChain reads the signature to decide what to hand over.
     @functools.wraps(method)
     def _generate(self: Model, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> Any:
-        with _told_apart(), _begun(guard, self, messages, stop, options, exchange) as call:
+        with _told_apart(), _begun(guard, self, messages, stop, run_manager, options, exchange) as call:
             _tell(call, messages, exchange)
             result = _called(method, _unguarded(self, call), messages, stop, run_manager, options)
             settle(call, exchange.result(result))
@@ -101,7 +102,7 @@ def _agenerate_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) 
     @functools.wraps(method)
     async def _agenerate(self: Model, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> Any:
         with _told_apart():
-            async with _begun(guard, self, messages, stop, options, exchange) as call:
+            async with _begun(guard, self, messages, stop, run_manager, options, exchange) as call:
                 _tell(call, messages, exchange)
                 result = await _called(method, _unguarded(self, call), messages, stop, run_manager, options)
                 settle(call, exchange.result(result))
@@ -116,7 +117,7 @@ def _agenerate_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) 
 def _stream_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
     @functools.wraps(method)
     def _stream(self: Model, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> Iterator[Any]:
-        call = _begun(guard, self, messages, stop, options, exchange)
+        call = _begun(guard, self, messages, stop, run_manager, options, exchange)
         answer = Answer(call)
         with _told_apart():
             with call:
@@ -136,7 +137,7 @@ def _astream_of(guard: Guard, method: Callable[..., Any], exchange: Exchange) ->
     async def _astream(
         self: Model, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
     ) -> AsyncIterator[Any]:
-        call = _begun(guard, self, messages, stop, options, exchange)
+        call = _begun(guard, self, messages, stop, run_manager, options, exchange)
         answer = Answer(call)
         with _told_apart():
             async with call:

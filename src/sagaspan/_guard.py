@@ -639,6 +639,7 @@ class Guard:
         demand: Demand | None = None,
         limit_output: bool = False,
         operation: str = "chat",
+        span: Span = INVALID_SPAN,
     ) -> LlmCall:
         """A call of a model made by whatever client: ``with guard.llm_call("gpt-4o", input_tokens=900) as call: ...``.
 
@@ -654,14 +655,16 @@ class Guard:
             limit_output: limit the answer if the budgets cannot pay for the longest one; the request must then be sent
                 with ``call.output_limit``, unless that is None.
             operation: what is asked for: ``"chat"``, ``"embeddings"``, ``"generate_content"``, ``"text_completion"``.
+            span: that another instrumentation opened for this very call, where that is not the current one.
 
         Entering raises ``BudgetExceeded``; ``PolicyDenied`` for a model without a known price under a hard budget of
         money; ``RunClosed`` or ``StoreError``.
         """
         demand = demand or Demand(input_tokens=input_tokens, output_tokens=max_output_tokens)
         return LlmCall(
-            self._engine, self.prices, model, demand, provider=provider, limit_output=limit_output, operation=operation
-        )
+            self._engine, self.prices, model, demand, provider=provider, limit_output=limit_output,
+            operation=operation, span=span,
+        )  # fmt: skip
 
     def llm(
         self,

@@ -17,7 +17,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from opentelemetry.trace import INVALID_SPAN, Span
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
 from sagaspan import _live as live
 from sagaspan import _llm_spans as llm_spans
@@ -47,6 +48,7 @@ from sagaspan.ledger.claims import Claim
 from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
 from sagaspan.ledger.room import Room
 from sagaspan.ledger.store import ReserveChange
+from sagaspan.llm.catalogue import provider_by_name
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Price, Prices
 from sagaspan.llm.responses import read_usage
@@ -96,13 +98,16 @@ class LlmCall:
         provider: str | None = None,
         limit_output: bool = False,
         operation: str = semconv.OPERATION_CHAT,
+        span: Span = INVALID_SPAN,
     ) -> None:
         check_name("model", model)
         check_choice("operation", operation, OPERATIONS)
         self.model = model
         self.operation = operation
         self.provider = provider
-        self._asked = llm_spans.Asked(model=model, operation=operation, provider=provider)
+        self._asked = llm_spans.Asked(
+            model=model, operation=operation, provider=provider or provider_by_name(model) or "unknown"
+        )
         self.output_limit: int | None = None
         self._limit_output = limit_output
         self._engine = engine
@@ -119,7 +124,9 @@ class LlmCall:
         self._booked: UsageRecord | None = None
         self._busy = threading.Lock()
         self._is_over = False
+        self._around = span
         self._span: Span = INVALID_SPAN
+        self._before: Context | None = None
         self._tells = False
         self._secrets: list[str] = []
         self._output: Any = None
@@ -254,6 +261,7 @@ class LlmCall:
         A stream that somebody holds on to may never end, and a model's answer is nothing that must be undone.
         """
         reaper.be_ready()
+        self._leave_span()  # whoever reads the pieces does other things between them
         self._answers = True
         self._let_go()
         self.reads()
@@ -356,8 +364,9 @@ class LlmCall:
         bound = self._growth.bound()
         call = call.declare(costs=self._growth.costs(bound))
         self._span = spans.start(
-            self._engine.tracer, call.tool.name, llm_spans.opening(self._asked, call, self.demand.output_tokens)
-        )
+            self._engine.tracer, call.tool.name, llm_spans.opening(self._asked, call, self.demand.output_tokens),
+            parent=self._around if self._around.is_recording() else None, kind=SpanKind.CLIENT,
+        )  # fmt: skip
         call = replace(call, span=self._span, tracer=self._engine.tracer)
         if self._span.is_recording() and spans.captures_content():
             # A stream may be read when its run is over, and repeat what was redacted in that.
@@ -384,6 +393,7 @@ class LlmCall:
         self._growth.begin()
         calls_held.set((*calls_held.get()[-_MOST_HELD:], call.id))
         self._started_us = now_us() if self._claim is None else self._claim.record.started_us
+        self._before = spans.enter(self._span)
 
     async def _claimed(self, call: Call) -> Claim | None:
         """Claim it; None if the store is down and ``fail_open`` lets it by, of which no budget must hold."""
@@ -443,6 +453,7 @@ class LlmCall:
         if self._call is None or self._is_over:
             return
         self._is_over = True
+        self._leave_span()
         self._growth.end()
         try:
             ended, spent = self._ended(error, sent=sent)
@@ -460,6 +471,12 @@ class LlmCall:
             self._record_output()
             self._tell(error, sent=sent)
             live.drop(self._secrets)
+
+    def _leave_span(self) -> None:
+        """Its span is the current one no longer."""
+        before, self._before = self._before, None
+        if before is not None:
+            spans.leave(self._span, before)
 
     def _let_go(self) -> None:
         """Leaving the run waits for it no longer."""

@@ -20,11 +20,11 @@ from sagaspan.llm.usage import Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Which model is asked, for what, and of whom."""
+    """Which model is asked, for what, and of whom; ``unknown`` where the name of the model does not tell, either."""
 
     model: str
     operation: str
-    provider: str | None
+    provider: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,12 @@ def opening(asked: Asked, call: Call, most_output: int | None) -> dict[str, Attr
     attributes: dict[str, AttributeValue] = {
         semconv.GEN_AI_OPERATION_NAME: asked.operation,
         semconv.GEN_AI_REQUEST_MODEL: asked.model,
+        semconv.GEN_AI_PROVIDER_NAME: asked.provider,
         semconv.RUN_ID: call.run.id,
         semconv.RUN_NAME: call.run.name,
         semconv.OPENINFERENCE_SPAN_KIND: "EMBEDDING" if asked.operation == semconv.OPERATION_EMBEDDINGS else "LLM",
     }
     optional: tuple[tuple[str, AttributeValue | None], ...] = (
-        (semconv.GEN_AI_PROVIDER_NAME, asked.provider),
         (semconv.GEN_AI_REQUEST_MAX_TOKENS, most_output),
         (semconv.GEN_AI_CONVERSATION_ID, call.run.conversation),
         (semconv.GEN_AI_AGENT_NAME, call.run.agent),
@@ -95,13 +95,14 @@ def measure(asked: Asked, ending: Ending, span: Span) -> None:
     """Count it: its duration, its tokens, its cost."""
     attributes: dict[str, AttributeValue] = {
         semconv.GEN_AI_OPERATION_NAME: asked.operation, semconv.GEN_AI_REQUEST_MODEL: asked.model,
+        semconv.GEN_AI_PROVIDER_NAME: asked.provider,
     }  # fmt: skip
-    if asked.provider is not None:
-        attributes[semconv.GEN_AI_PROVIDER_NAME] = asked.provider
     if ending.booked is not None and ending.booked.cost is not None:
         metrics.cost(ending.booked.cost, semconv.GEN_AI_REQUEST_MODEL, asked.model, ending.booked.agent)
     if ending.error is not None:
         attributes[semconv.ERROR_TYPE] = spans.error_type(ending.error)
     usage = ending.usage
+    if usage is not None and usage.model:
+        attributes[semconv.GEN_AI_RESPONSE_MODEL] = usage.model
     tokens = None if usage is None else (usage.input_tokens, usage.output_tokens)
     metrics.model_call(ending.seconds, tokens, attributes, span)

@@ -91,10 +91,10 @@ def kind_of(scope: str) -> str:
 
 
 @spans.harmless(None)
-def ran(tool: str, agent: str | None, times: Timed, error: BaseException | None, span: Span) -> None:
-    """The body of a tool ran, all its attempts together; one that was given up may run still."""
+def ran(tool: str, agent: str | None, phase: str, times: Timed, error: BaseException | None, span: Span) -> None:
+    """Record how long the body of a tool ran, all its attempts together; one that was given up may run still."""
     attributes: dict[str, AttributeValue] = {
-        semconv.GEN_AI_TOOL_NAME: tool, semconv.GEN_AI_TOOL_TYPE: semconv.TOOL_TYPE_FUNCTION,
+        semconv.GEN_AI_TOOL_NAME: tool, semconv.GEN_AI_TOOL_TYPE: semconv.TOOL_TYPE_FUNCTION, semconv.CALL_PHASE: phase,
     }  # fmt: skip
     if agent is not None:
         attributes[semconv.GEN_AI_AGENT_NAME] = agent

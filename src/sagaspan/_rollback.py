@@ -153,7 +153,7 @@ class Rollback:
             attributes.update(self._content(call, ended))
         spans.end(call.span, attributes, ended.error)
         if executed:
-            metrics.ran(call.tool.name, self._run.agent, record, ended.error, call.span)
+            metrics.ran(call.tool.name, self._run.agent, semconv.PHASE_COMPENSATION, record, ended.error, call.span)
 
     @spans.harmless(_NO_CONTENT)
     def _content(self, call: Call, ended: Ended) -> Mapping[str, AttributeValue]:

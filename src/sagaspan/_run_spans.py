@@ -26,12 +26,14 @@ T = TypeVar("T")
 
 
 def opening(record: RunRecord) -> dict[str, str]:
-    """What the span has from the start."""
+    """Return what the span has from the start; the run of an agent is its ``invoke_agent``."""
     attributes = {
         semconv.RUN_ID: record.id,
         semconv.RUN_NAME: record.name,
-        semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_CHAIN,
+        semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_AGENT if record.agent else semconv.KIND_CHAIN,
     }
+    if record.agent:
+        attributes[semconv.GEN_AI_OPERATION_NAME] = semconv.OPERATION_INVOKE_AGENT
     optional = (
         (semconv.RUN_PARENT_ID, record.parent_id),
         (semconv.GEN_AI_CONVERSATION_ID, record.conversation),

@@ -11,23 +11,28 @@ import functools
 import logging
 import os
 import re
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, ParamSpec, TypeVar, cast
 
-from opentelemetry import trace
+from opentelemetry import context, trace
+from opentelemetry.context import Context
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
     Span,
     SpanContext,
+    SpanKind,
+    Status,
     StatusCode,
     TraceFlags,
     Tracer,
     TracerProvider,
 )
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.util.types import Attributes, AttributeValue
 
 from sagaspan import _live as live
 from sagaspan import semconv
@@ -88,12 +93,13 @@ def start(
     *,
     parent: Span | None = None,
     links: list[Link] | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
 ) -> Span:
     """Start a span under ``parent`` (None: under the current one) without making it the current one."""
-    context = None if parent is None else trace.set_span_in_context(parent)
     return tracer.start_span(
         name,
-        context=context,
+        context=None if parent is None else trace.set_span_in_context(parent),
+        kind=kind,
         attributes=attributes,
         links=links,
         record_exception=False,
@@ -181,34 +187,101 @@ def current(span: Span) -> contextlib.AbstractContextManager[object]:
     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
+@harmless(cast("Context | None", None))
+def enter(span: Span) -> Context | None:
+    """Make ``span`` the current one, and return the context to ``leave`` it for; None if there is no span."""
+    if not span.get_span_context().is_valid:
+        return None
+    before = context.get_current()
+    context.attach(trace.set_span_in_context(span, before))
+    return before
+
+
+@harmless(None)
+def leave(span: Span, before: Context) -> None:
+    """Make ``before`` the current context again, if ``span`` is the current one: it may be left in another task."""
+    # Not by a token: it belongs to the task that entered, and OpenTelemetry logs an error anywhere else.
+    if trace.get_current_span() is span:
+        context.attach(before)
+
+
 @harmless(None)
 def mark(span: Span, attribute: str) -> None:
     """Say on ``span`` that ``attribute`` is true."""
     span.set_attribute(attribute, True)
 
 
-@harmless(None)
-def record_attempt(
-    tracer: Tracer,
-    parent: Span,
-    number: int,
-    *,
-    started_ns: int,
-    delay_ms: float,
-    error: BaseException | None,
-) -> None:
-    """The span of one of several attempts, under the span of their call; times in ns since the epoch."""
-    span = tracer.start_span(
-        semconv.SPAN_ATTEMPT.format(n=number),
-        context=trace.set_span_in_context(parent),
-        start_time=started_ns,
-        attributes={
+class AttemptSpan(Span):
+    """The span of one attempt, started as soon as anything needs it: a child, a header, an attribute, a second attempt.
+
+    The first attempt is nearly always the only one, and needs none.
+    """
+
+    def __init__(self, tracer: Tracer, parent: Span, number: int, delay: float) -> None:
+        self._tracer = tracer
+        self._parent = parent
+        self._attributes: dict[str, AttributeValue] = {
             semconv.ATTEMPT_NUMBER: number,
-            semconv.ATTEMPT_DELAY_MS: delay_ms,
+            semconv.ATTEMPT_DELAY_MS: delay * 1000,
             semconv.OPENINFERENCE_SPAN_KIND: semconv.KIND_CHAIN,
-        },
-    )
-    end(span, {}, error)
+        }
+        self._number = number
+        self._started_ns = time.time_ns()
+        self._lock = threading.Lock()
+        self._made: Span | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether anything has needed it."""
+        return self._made is not None
+
+    def _span(self) -> Span:
+        with self._lock:
+            if self._made is None:
+                self._made = self._tracer.start_span(
+                    semconv.SPAN_ATTEMPT.format(n=self._number),
+                    context=trace.set_span_in_context(self._parent),
+                    attributes=self._attributes,
+                    start_time=self._started_ns,
+                )
+            return self._made
+
+    def end(self, end_time: int | None = None) -> None:
+        """As OpenTelemetry's, and so are all below."""
+        self._span().end(end_time)
+
+    def get_span_context(self) -> SpanContext:
+        return self._span().get_span_context()
+
+    def set_attributes(self, attributes: Mapping[str, AttributeValue]) -> None:
+        self._span().set_attributes(attributes)
+
+    def set_attribute(self, key: str, value: AttributeValue) -> None:
+        self._span().set_attribute(key, value)
+
+    def add_event(self, name: str, attributes: Attributes = None, timestamp: int | None = None) -> None:
+        self._span().add_event(name, attributes, timestamp)
+
+    def add_link(self, context: SpanContext, attributes: Attributes = None) -> None:
+        self._span().add_link(context, attributes)
+
+    def update_name(self, name: str) -> None:
+        self._span().update_name(name)
+
+    def is_recording(self) -> bool:
+        return self._span().is_recording()
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        self._span().set_status(status, description)
+
+    def record_exception(
+        self,
+        exception: BaseException,
+        attributes: Attributes = None,
+        timestamp: int | None = None,
+        escaped: bool = False,
+    ) -> None:
+        self._span().record_exception(exception, attributes, timestamp, escaped)
 
 
 def error_type(error: BaseException) -> str:
@@ -256,10 +329,10 @@ def content(text: str) -> str:
 
 def traceparent_of(span: Span) -> str | None:
     """The W3C ``traceparent`` of a span that records, to find it again in another process."""
-    context = span.get_span_context()
-    if not context.is_valid:
+    of_span = span.get_span_context()
+    if not of_span.is_valid:
         return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    return f"00-{of_span.trace_id:032x}-{of_span.span_id:016x}-{of_span.trace_flags:02x}"
 
 
 def link_to(traceparent: str | None, kind: str) -> list[Link] | None:
@@ -267,10 +340,10 @@ def link_to(traceparent: str | None, kind: str) -> list[Link] | None:
     match = _TRACEPARENT.fullmatch(traceparent or "")
     if match is None:
         return None
-    context = SpanContext(
+    linked = SpanContext(
         int(match[1], 16), int(match[2], 16), is_remote=True, trace_flags=TraceFlags(int(match[3], 16))
     )
-    return [Link(context, {semconv.LINK_TYPE: kind})]
+    return [Link(linked, {semconv.LINK_TYPE: kind})]
 
 
 @functools.cache

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/gen-ai/0.1.0"
+"""Of the first release of the GenAI conventions that has every ``gen_ai.*`` name below."""
 
 # -- GenAI conventions ------------------------------------------------------------------------------------
 GEN_AI_OPERATION_NAME: Final = "gen_ai.operation.name"
@@ -97,6 +98,7 @@ BUDGET_PERCENT: Final = "sagaspan.budget.percent"
 
 # -- kinds of our own spans, in OpenInference's words ----------------------------------------------------------
 KIND_CHAIN: Final = "CHAIN"
+KIND_AGENT: Final = "AGENT"
 KIND_GUARDRAIL: Final = "GUARDRAIL"
 KIND_TOOL: Final = "TOOL"
 
@@ -253,12 +255,12 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] | None = None
 
 
-_MODEL: Final = (GEN_AI_OPERATION_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_PROVIDER_NAME)
+_MODEL: Final = (GEN_AI_OPERATION_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL, GEN_AI_PROVIDER_NAME)
 _DECISION: Final = (GEN_AI_TOOL_NAME, APPROVAL_OUTCOME, APPROVAL_CHANNEL)
 METRICS: Final[dict[str, Metric]] = {
     METRIC_TOOL_DURATION: Metric(
-        HISTOGRAM, "s", "How long bodies of tools run, all attempts together; also those of compensations",
-        (GEN_AI_TOOL_NAME, GEN_AI_TOOL_TYPE, GEN_AI_AGENT_NAME, ERROR_TYPE), _SECONDS,
+        HISTOGRAM, "s", "How long bodies of tools run, all attempts together; the phase tells compensations apart",
+        (GEN_AI_TOOL_NAME, GEN_AI_TOOL_TYPE, GEN_AI_AGENT_NAME, CALL_PHASE, ERROR_TYPE), _SECONDS,
     ),
     METRIC_OPERATION_DURATION: Metric(
         HISTOGRAM, "s", "How long calls of models take", (*_MODEL, ERROR_TYPE), _SECONDS

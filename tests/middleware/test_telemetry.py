@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from sagaspan import Guard, KeyConflict, Policy, PolicyDenied
+from sagaspan import Guard, KeyConflict, Policy, PolicyDenied, Unsure
 from tests.conftest import Caller
 
 SECRET = "sk-canary-4711"
@@ -122,7 +123,8 @@ def test_a_call_and_its_run(guard: Guard, caller: Caller, spans: InMemorySpanExp
         "sagaspan.idempotency.outcome": "executed",
     }
     assert {name: type(value) for name, value in (run.attributes or {}).items()} == {
-        "sagaspan.run.id": str, "sagaspan.run.name": str, "sagaspan.run.state": str, "sagaspan.run.resumed": bool,
+        "gen_ai.operation.name": str, "sagaspan.run.id": str, "sagaspan.run.name": str, "sagaspan.run.state": str,
+        "sagaspan.run.resumed": bool,
         "openinference.span.kind": str, "gen_ai.agent.name": str, "gen_ai.conversation.id": str,
     }  # fmt: skip
     assert (run.attributes or {})["sagaspan.run.state"] == "completed"
@@ -318,6 +320,45 @@ def test_another_span_is_not_adopted(
     assert len(named(spans, "execute_tool pay")) == 2
     (theirs,) = named(spans, "pay")
     assert dict(theirs.attributes or {}) == attributes
+
+
+def test_each_attempt_is_current_while_it_runs(
+    guard: Guard, caller: Caller, spans: InMemorySpanExporter, provider: TracerProvider
+) -> None:
+    """What the body does is below the attempt that did it, also the first; a probe is current while it looks."""
+    did: list[int] = []
+
+    def looked(kind: str) -> None:
+        provider.get_tracer("client").start_span(f"{kind} {len(did)}").end()
+
+    @caller.tool(guard, retry={"attempts": 3, "initial_delay": 0}, effect="read")
+    def pay() -> None:
+        did.append(1)
+        looked("http")
+        if len(did) == 1:
+            raise Declined
+
+    def find() -> Unsure:
+        looked("search")
+        return Unsure("they do not know")
+
+    @caller.tool(guard, effect="write", probe=find)
+    def lose() -> None:
+        raise TimeoutError
+
+    async def job() -> None:
+        async with caller.run(guard, "trip"):
+            await caller.call(pay)
+            with contextlib.suppress(TimeoutError):
+                await caller.call(lose)
+
+    caller.play(job)
+    names = {span.context.span_id: span.name for span in spans.get_finished_spans()}
+    above = {
+        span.name: names[span.parent.span_id] for span in spans.get_finished_spans()
+        if span.parent and span.name.startswith(("http", "search"))
+    }  # fmt: skip
+    assert above == {"http 1": "attempt 1", "http 2": "attempt 2", "search 2": "probe lose"}
 
 
 def test_errors_and_attempts(guard: Guard, caller: Caller, spans: InMemorySpanExporter) -> None:

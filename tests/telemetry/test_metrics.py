@@ -166,7 +166,8 @@ def test_calls_are_counted_by_how_they_were_answered(guard: Guard, reader: InMem
     assert _points(reader, semconv.METRIC_RETRIES) == {("look", f"{__name__}.Broken"): 1}
     ran = _points(reader, semconv.METRIC_TOOL_DURATION)
     assert {key[0]: count for key, count in ran.items()} == {"pay": 1, "look": 5, "<lambda>": 1}
-    assert ("pay", "function", "booker") in ran
+    assert ("pay", "function", "booker", "forward") in ran
+    assert ("<lambda>", "function", "booker", "compensation") in ran
     assert _points(reader, semconv.METRIC_COMPENSATIONS) == {("pay", "compensated"): 1}
     assert _points(reader, semconv.METRIC_RUN_COMPLETIONS) == {("trip", "compensated", "error"): 1}
     assert _points(reader, semconv.METRIC_RUN_DURATION) == {("trip", "compensated"): 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 from sagaspan import semconv
@@ -38,10 +39,11 @@ def emit_tree(spans: Sequence[Any]) -> None:
 
 
 def totals(spans: Sequence[Any]) -> str:
-    """What a trace used, in one line."""
-    read, wrote = (sum(getattr(span, name) or 0 for span in spans) for name in ("input_tokens", "output_tokens"))
+    """Return what a trace used, in one line."""
+    counted = [span for number, span in enumerate(spans) if not _is_counted_elsewhere(spans, number)]
+    read, wrote = (sum(getattr(span, name) or 0 for span in counted) for name in ("input_tokens", "output_tokens"))
     errors = sum(span.status == "ERROR" for span in spans)
-    costs = [span.cost_usd for span in spans if span.cost_usd is not None]
+    costs = [span.cost_usd for span in counted if span.cost_usd is not None]
     facts = (
         "1 span" if len(spans) == 1 else f"{len(spans)} spans",
         f"{errors} errors" if errors > 1 else "1 error" if errors else "",
@@ -49,6 +51,25 @@ def totals(spans: Sequence[Any]) -> str:
         cost(sum(costs)) if costs else "",
     )
     return ", ".join(fact for fact in facts if fact)
+
+
+def _is_counted_elsewhere(spans: Sequence[Any], number: int) -> bool:
+    """Return whether a span has the tokens of a call that another span has too, as in the view ``llm_calls``.
+
+    Another instrumentation may have one around ours, or below it; of several without ours the outermost counts.
+    ``spans`` are in the order of the tree.
+    """
+    span = spans[number]
+    if span.input_tokens is None or span.run_id is not None:
+        return False
+    depth = span.depth
+    for other in reversed(spans[:number]):
+        if other.depth < depth:
+            if other.input_tokens is not None:
+                return True
+            depth = other.depth
+    below = takewhile(lambda other: other.depth > span.depth, spans[number + 1 :])
+    return any(other.input_tokens is not None and other.run_id is not None for other in below)
 
 
 def facts_of(span: Any, tools: dict[str | None, str | None]) -> list[tuple[str, str]]:

@@ -191,7 +191,8 @@ incoming as (
         a['$CALL_PHASE'] as phase,
         coalesce(a['$CALL_STATE'], a['$RUN_STATE'], a['$APPROVAL_OUTCOME']) as state,
         a['$RUN_REASON'] as reason,
-        a['$RUN_STATE'] is not null and operation is null as is_run,
+        a['$RUN_STATE'] is not null and coalesce(operation, '$OPERATION_INVOKE_AGENT') = '$OPERATION_INVOKE_AGENT'
+            as is_run,
         a['$IDEMPOTENCY_OUTCOME'] as outcome,
         try_cast(a['$CALL_EXECUTED'] as boolean) as executed,
         try_cast(a['$CALL_ATTEMPTS'] as integer) as attempts,
@@ -199,7 +200,7 @@ incoming as (
         a['$APPROVAL_ID'] as approval_id,
         operation is null and coalesce(a['$APPROVAL_ID'] is not null or starts_with(name, 'approval '), false)
             as is_approval,
-        coalesce(a['$ERROR_TYPE'] in ($REFUSALS), false) and operation is not null
+        coalesce(a['$ERROR_TYPE'] in ($REFUSALS), false) and operation is not null and a['$RUN_STATE'] is null
             and not coalesce(try_cast(a['$CALL_EXECUTED'] as boolean), false) as refused,
         a['$POLICY_RULE'] as rule,
         a['$BUDGET_SCOPE'] as scope,

@@ -16,7 +16,7 @@ from sagaspan import exceptions, semconv
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 # Bytes; DuckDB's buffers grow with it, so only a batch that needs more gets more.
 MAXIMUM_LINE: Final = 16 * 1024 * 1024
 

@@ -105,7 +105,12 @@ select
 from forward
 left join undone on undone.compensates = forward.call_id and undone.run_id is not distinct from forward.run_id;
 
+-- Another instrumentation may have a span of the same call, around ours (a framework's) or below it (an SDK's): then ours
+-- counts. Of two without ours the outer one does.
 create view llm_calls as
+with asked as (
+    select * from spans where operation in ($LLM_OPERATIONS)
+)
 select
     start_time as started,
     run_id,
@@ -131,8 +136,12 @@ select
     $ANY_OUTPUT as output,
     trace_id,
     span_id
-from spans
-where operation in ($LLM_OPERATIONS);
+from asked
+where run_id is not null or not exists (
+    select 1 from asked as other
+    where other.trace_id = asked.trace_id
+        and (other.span_id = asked.parent_span_id or (other.parent_span_id = asked.span_id and other.run_id is not null))
+);
 
 create view approvals as
 with askings as (

@@ -9,13 +9,12 @@ import logging
 import random
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from opentelemetry.trace import use_span
+from opentelemetry.trace import Span, use_span
 
 from sagaspan import _fork as fork
 from sagaspan import _metrics as metrics
@@ -214,8 +213,7 @@ async def run_attempts(
     """Run the body of ``call`` until it is done, or may not be repeated; ``timeout`` is that of the next attempt."""
     history = history or History(first_us=now_us())
     timeout = timeout or (lambda: call.tool.policy.timeout)
-    watch = _AttemptSpans(call) if retry.attempts > 1 and call.span.is_recording() else None
-    policy = call.tool.policy
+    policy, delay = call.tool.policy, 0.0
     may_have_applied, resent = history.in_doubt, history.resent
     number = 1
 
@@ -224,14 +222,17 @@ async def run_attempts(
 
     while True:
         mark = None if save_mark is None or not policy.marks_sending else _Mark(call, save_mark, in_time)
-        ended = await _marked_attempt(call, _Running(call.id, late, gone), mark, timeout())
+        span = None
+        if retry.attempts > 1 and call.span.is_recording():
+            span = spans.AttemptSpan(call.tracer, call.span, number, delay)
+        ended = await _marked_attempt(call, _Running(call.id, late, gone), mark, timeout(), span or call.span)
         may_have_applied = may_have_applied or ended.state is CallState.UNKNOWN
         again = number < retry.attempts and _may_repeat(
             ended, call, retry, in_doubt=may_have_applied, first_us=history.first_us
         )
         delay = retry.delay(number, random.random) if again else 0.0
-        if watch is not None:
-            watch.ended(number, ended.error, last=not again)
+        if span is not None and (again or number > 1 or span.is_started):
+            spans.end(span, {}, None if call.tool.only_waits(ended.error) else ended.error)
         if not again:
             return _truthful(ended, may_have_applied)
         resent = may_have_applied and not retry.on and not policy.rerunnable
@@ -245,15 +246,15 @@ async def run_attempts(
         number += 1
         if ended.error is not None:
             metrics.retried(call.tool.name, spans.error_type(ended.error))
-        if watch is not None:
-            watch.started(delay)
 
 
-async def _marked_attempt(call: Call, running: _Running, mark: _Mark | None, timeout: float | None) -> Ended:
-    """One attempt; of a tool that marks its sending, one that left no mark provably sent nothing."""
+async def _marked_attempt(
+    call: Call, running: _Running, mark: _Mark | None, timeout: float | None, span: Span
+) -> Ended:
+    """Make one attempt under ``span``; one that left no mark of its sending, where the tool does, sent nothing."""
     if mark is None:
-        return await _attempt(call, running, timeout)
-    ended = await _attempt(replace(call, mark=mark), running, timeout)
+        return await _attempt(call, running, timeout, span)
+    ended = await _attempt(replace(call, mark=mark), running, timeout, span)
     sent = mark.give_up()
     if not sent and ended.state is CallState.DONE:
         _log.error(
@@ -266,12 +267,12 @@ async def _marked_attempt(call: Call, running: _Running, mark: _Mark | None, tim
     return ended
 
 
-async def _attempt(call: Call, running: _Running, timeout: float | None) -> Ended:
+async def _attempt(call: Call, running: _Running, timeout: float | None, span: Span) -> Ended:
     handling = sys.exception()
     try:
         running.begins()
         value = await call.backend.run_body(
-            _body(call, running), is_async=call.tool.is_async, timeout=timeout, watch=running
+            _body(call, running, span), is_async=call.tool.is_async, timeout=timeout, watch=running
         )
     except BodyTimeout:
         error: BaseException = _timed_out(call, timeout or 0.0)
@@ -305,7 +306,7 @@ def _never_awaited(call: Call, value: Any) -> Ended:
     return Ended(state=CallState.FAILED if unstarted else CallState.UNKNOWN, error=error)
 
 
-def _body(call: Call, running: _Running) -> Callable[[], Any]:
+def _body(call: Call, running: _Running, span: Span) -> Callable[[], Any]:
     """The body with everything it needs in force while it runs, and only then."""
     # What was approved, for every attempt: one before may have changed what it was given.
     approved = call.declared.approval is not None
@@ -316,14 +317,14 @@ def _body(call: Call, running: _Running) -> Callable[[], Any]:
         with call_in_force(call), running:
             if not has_span:
                 return call.invoke(arguments)
-            with use_span(call.span, record_exception=False, set_status_on_exception=False):
+            with use_span(span, record_exception=False, set_status_on_exception=False):
                 return call.invoke(arguments)
 
     async def async_body() -> Any:
         with call_in_force(call), running:
             if not has_span:
                 return await call.invoke(arguments)
-            with use_span(call.span, record_exception=False, set_status_on_exception=False):
+            with use_span(span, record_exception=False, set_status_on_exception=False):
                 return await call.invoke(arguments)
 
     return async_body if call.tool.is_async else body
@@ -364,29 +365,3 @@ def _timed_out(call: Call, seconds: float) -> ToolTimeout:
         f"tool {call.tool.name!r} did not answer within {seconds:g} s; its effect may still "
         f"come, so it is not repeated. Find out ({command('show', call.id)}), then say so: {resolve_command(call.id)}"
     )
-
-
-class _AttemptSpans:
-    """A child span for each attempt, made only once there is a second one."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._started_ns = time.time_ns()
-        self._delay_ms = 0.0
-
-    def started(self, delay: float) -> None:
-        """An attempt starts now, after ``delay`` seconds of waiting."""
-        self._started_ns = time.time_ns()
-        self._delay_ms = delay * 1000
-
-    def ended(self, number: int, error: BaseException | None, *, last: bool) -> None:
-        """Attempt ``number`` ended; the only one gets no span."""
-        if not (last and number == 1):
-            spans.record_attempt(
-                self._call.tracer,
-                self._call.span,
-                number,
-                started_ns=self._started_ns,
-                delay_ms=self._delay_ms,
-                error=None if self._call.tool.only_waits(error) else error,
-            )

@@ -81,7 +81,8 @@ async def resolve_in_doubt(
     )  # fmt: skip
     said: dict[str, str] = {}
     try:
-        answer = await _ask(probe, record, backend)
+        with spans.current(span):
+            answer = await _ask(probe, record, backend)
         said[semconv.PROBE_ANSWER] = next(name for kind, name in _ANSWERS.items() if isinstance(answer, kind))
         metrics.probed(record.tool, said[semconv.PROBE_ANSWER])
         record = await backend.io(_record_answer, store, record, answer, probe.settle)

@@ -153,6 +153,18 @@ def _find(provider: str | None, name: str) -> Entry | None:
     return None
 
 
+_CONVENTIONAL: Final = {
+    "aws": "aws.bedrock", "azure": "azure.ai.openai", "google": "gcp.gemini", "mistral": "mistral_ai", "x-ai": "x_ai",
+}  # fmt: skip
+"""OpenTelemetry's word for a provider, where the table has another."""
+
+
+def provider_by_name(model: str) -> str | None:
+    """Return the provider of a model whose name says it, in OpenTelemetry's words; None if it does not."""
+    entry = find(None, model)
+    return None if entry is None else _CONVENTIONAL.get(entry.provider.id, entry.provider.id)
+
+
 def family(provider: str | None, base: str) -> list[Entry]:
     """The model ``base`` and its dated snapshots, as far as the table has them apart."""
     first = find(provider, base)

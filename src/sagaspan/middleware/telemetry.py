@@ -130,4 +130,5 @@ def _measured(call: Call, result: Result, *, by_its_owner: bool) -> None:
         metrics.in_doubt(record.tool, call.span)
     if not by_its_owner:
         error = None if call.tool.only_waits(result.error) else result.error
-        metrics.ran(call.tool.name, call.agent or call.run.agent, record, error, call.span)
+        agent = call.agent or call.run.agent
+        metrics.ran(call.tool.name, agent, semconv.PHASE_FORWARD, record, error, call.span)

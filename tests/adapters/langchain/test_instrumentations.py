@@ -9,19 +9,26 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
+from langchain_anthropic import ChatAnthropic
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
 from langgraph.types import Command, interrupt
 from opentelemetry import context
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from sagaspan import Guard
+from sagaspan import Guard, configure_tracing, semconv
+from sagaspan.cli._trace_tree import totals
+from sagaspan.index import TraceIndex
 from tests.adapters.langchain.scripts import ask, model, on
+from tests.providers.replies import Reply, ToolCall
+from tests.providers.server import ModelServer
 
 OpenInference = pytest.importorskip("openinference.instrumentation.langchain").LangChainInstrumentor
 OpenTelemetry = pytest.importorskip("opentelemetry.instrumentation.genai.langchain").LangChainInstrumentor
@@ -127,6 +134,69 @@ async def test_spans_of_others_and_ours_are_one_tree(
     assert spans.above(paid) == PAID[name]
     (http,) = spans.named("http", scope="user")
     assert spans.above(http)[0] == paid.name
+
+
+def _openai(server: ModelServer) -> Any:
+    return ChatOpenAI(
+        model="gpt-4o", base_url=f"{server.url}/v1", api_key="test", max_retries=0, max_tokens=200, stream_usage=True
+    )
+
+
+def _anthropic(server: ModelServer) -> Any:
+    return ChatAnthropic(
+        model_name="claude-sonnet-5", base_url=server.url, api_key="test", max_retries=0, max_tokens_to_sample=200
+    )
+
+
+@pytest.mark.parametrize(("made", "way"), [(_openai, "invoke"), (_openai, "astream"), (_anthropic, "ainvoke")])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_a_call_of_a_model_counts_once(
+    tmp_path: Path, other: tuple[str, TracerProvider, Spans], model_server: ModelServer, reader: InMemoryMetricReader,
+    made: Any, way: str,
+) -> None:  # fmt: skip
+    """The provider's books, SQL, the tree's footer, our metrics and ``usage`` agree to the token."""
+    _, provider, spans = other
+    spans.clear()
+    context.attach(context.Context())
+    configure_tracing(directory=tmp_path / "traces", tracer_provider=provider)
+
+    @tool
+    def pay(to: str) -> str:
+        """Pay."""
+        return to
+
+    call = ToolCall(name="pay", arguments={"to": "A"}, id="call_7")
+    model_server.say(
+        Reply(text="", tool_calls=(call,), input_tokens=90, output_tokens=20),
+        Reply(text="Paid.", input_tokens=120, output_tokens=30),
+    )
+    with Guard(f"sqlite:///{tmp_path}/ledger.db", tracer_provider=provider) as guard:
+        agent = guard.wrap(create_agent(made(model_server), [pay]), {"pay": {"effect": "write"}}, run_id="r")
+        await _go(agent, way)
+        usage = guard.usage(run="r")
+    used = (model_server.input_tokens, model_server.output_tokens)
+    assert used == (210, 50)
+    assert (usage.input_tokens, usage.output_tokens) == used
+    with TraceIndex(tmp_path / "traces") as index:
+        index.sync()
+        asked = "select count(*), sum(input_tokens)::int, sum(output_tokens)::int from llm_calls"
+        assert index.query(asked).rows == [(2, *used)]
+        (trace,) = index.traces()
+        assert "210 tokens in, 50 out" in totals(index.trace(trace.trace_id))
+    data = reader.get_metrics_data()
+    ours = [scope for one in data.resource_metrics for scope in one.scope_metrics if scope.scope.name == "sagaspan"]
+    points = [
+        point for scope in ours for metric in scope.metrics if metric.name == semconv.METRIC_TOKEN_USAGE
+        for point in metric.data.data_points
+    ]  # fmt: skip
+    measured = [
+        sum(point.sum for point in points if point.attributes[semconv.GEN_AI_TOKEN_TYPE] == kind)
+        for kind in ("input", "output")
+    ]
+    assert tuple(measured) == used
+    assert {point.attributes[semconv.GEN_AI_PROVIDER_NAME] for point in points} == {
+        "openai" if made is _openai else "anthropic"
+    }
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
