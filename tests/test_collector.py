@@ -175,3 +175,11 @@ def test_span_metrics_have_dimensions_that_we_emit() -> None:
     for dimension in CONFIG["connectors"]["span_metrics"]["dimensions"]:
         assert dimension["name"] in names
         assert not dimension["name"].endswith(".id")
+
+
+def test_an_id_that_is_not_masked_is_hashed_where_it_has_a_card_number_in_it() -> None:
+    """Masked, two runs with numbers for ids became one; let through, an id could carry a card."""
+    (group,) = CONFIG["processors"]["transform/ids"]["trace_statements"]
+    hashed = {re.match(r'set\(span\.attributes\["([^"]+)"\], SHA256', line)[1] for line in group["statements"]}  # type: ignore[index]
+    assert hashed == set(CONFIG["processors"]["redaction"]["ignored_keys"])
+    assert semconv.RUN_ID in hashed
