@@ -256,6 +256,7 @@ ALLOWED = {
         "_spans",
         "_told",
         "_tool",
+        "_tracebacks",
         "policy",
     },
     "telemetry": {"exceptions", "_checks", "semconv", "telemetry", "_fork", "_home", "_metrics"},

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sagaspan import Budget, ConfigurationError, Guard, Run
-from sagaspan.adapters import PolicyBook
+from sagaspan.adapters import PolicyBook, traceback_outside
 from sagaspan_crewai import _compat
 from sagaspan_crewai import _interrupts as interrupts
 from sagaspan_crewai import _models as models
@@ -190,7 +190,7 @@ def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _passes(self) or (isinstance(self, _compat.Agent) and _loop_is_running()):
             return streams.ended_by_closing(method(self, *args, **kwargs))
-        with interrupts.taken() as errand:
+        with _shortened(), interrupts.taken() as errand:
             run, is_own = _run_for(self)
             with run if is_own else contextlib.nullcontext(), _kickoff(_session(self, run, errand)):
                 return method(self, *args, **kwargs)
@@ -231,13 +231,23 @@ def _async(method: Callable[..., Any]) -> Callable[..., Any]:
     async def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _passes(self):
             return streams.ended_by_closing(await method(self, *args, **kwargs))
-        with interrupts.taken() as errand:
+        with _shortened(), interrupts.taken() as errand:
             run, is_own = _run_for(self)
             async with run if is_own else contextlib.nullcontext():
                 with _kickoff(_session(self, run, errand)):
                     return await method(self, *args, **kwargs)
 
     return guarded
+
+
+@contextlib.contextmanager
+def _shortened() -> Iterator[None]:
+    """Raise what is raised with the frames of the crew's and the tool's own code (SAGASPAN_TRACEBACKS=full: all)."""
+    try:
+        yield
+    except Exception as error:
+        error.__traceback__ = traceback_outside(error, ("crewai",))
+        raise
 
 
 def _passes(self: Any) -> bool:

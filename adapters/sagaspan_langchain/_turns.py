@@ -26,7 +26,7 @@ from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 from langgraph.types import StateSnapshot
 
 from sagaspan import Budget, Run, RunInfo, RunInProgress, StoreUnavailable
-from sagaspan.adapters import execution_here, task_here
+from sagaspan.adapters import execution_here, task_here, traceback_outside
 from sagaspan_langchain import _branches as branches
 from sagaspan_langchain import _checkpoints as checkpoints
 from sagaspan_langchain import _compat_tasks as tasks
@@ -287,7 +287,7 @@ class Turn:
             self._run.activate()
             self._run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         if shown is not None:
-            raise shown
+            raise _shortened(shown)
 
     async def aleave(self, failure: BaseException | None) -> None:
         """As ``leave``, in a running loop."""
@@ -298,7 +298,7 @@ class Turn:
             self._run.activate()
             await self._run.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
         if shown is not None:
-            raise shown
+            raise _shortened(shown)
 
     def _shown(self, failure: BaseException | None) -> BaseException | None:
         """The error itself, unless it still has to pass the error handlers of the graph around this one."""
@@ -353,3 +353,10 @@ class _Watch(GraphCallbackHandler):
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         # A graph of its own that a tool invokes inherits this handler: its pause is not ours.
         self.paused = self.paused or event.run_id == self._root
+
+
+def _shortened(error: BaseException) -> BaseException:
+    """``error`` with the frames of the agent's and the tool's own code; SAGASPAN_TRACEBACKS=full keeps them all."""
+    if not isinstance(error, Exception):
+        return error
+    return error.with_traceback(traceback_outside(error, ("langchain", "langchain_core", "langgraph")))

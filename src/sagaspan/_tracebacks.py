@@ -6,25 +6,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import Final
 
 from sagaspan.exceptions import SagaspanError
 
 FULL: Final = "SAGASPAN_TRACEBACKS"
-_PACKAGE: Final = __name__.partition(".")[0]
+_OURS: Final = frozenset({"sagaspan", "sagaspan_crewai", "sagaspan_functions", "sagaspan_langchain"})
+_BETWEEN: Final = frozenset({"asyncio", "concurrent", "contextlib", "functools", "threading"})
+"""What frameworks run a tool with."""
 
 
-def outside(error: Exception) -> TracebackType | None:
-    """The traceback of ``error`` without the frames of this package; whole if the fault is this package's own."""
+def outside(error: Exception, frameworks: Collection[str] = ()) -> TracebackType | None:
+    """Return the traceback of ``error`` without our frames, and without those of ``frameworks`` (names of packages).
+
+    It is whole if the fault is our own. Of a framework's own error the frame that raised it stays.
+    """
     frames = list(_frames(error.__traceback__))
-    ours_to_mend = bool(frames) and _is_ours(frames[-1]) and not isinstance(error, SagaspanError)
+    is_refusal = isinstance(error, SagaspanError)
+    ours_to_mend = bool(frames) and _package(frames[-1]) in _OURS and not is_refusal
     if ours_to_mend or os.environ.get(FULL) == "full":
         return error.__traceback__
+    hidden = _OURS.union(frameworks, _BETWEEN) if frameworks else _OURS
     kept: TracebackType | None = None
     for frame in reversed(frames):
-        if not _is_ours(frame):
+        if _package(frame) not in hidden or (frame is frames[-1] and not is_refusal):
             kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return kept
 
@@ -35,5 +42,5 @@ def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
-def _is_ours(frame: TracebackType) -> bool:
-    return str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
+def _package(frame: TracebackType) -> str:
+    return str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0]

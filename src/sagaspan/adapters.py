@@ -21,10 +21,12 @@ from sagaspan._spans import end as end_span
 from sagaspan._spans import start as start_span
 from sagaspan._told import beside, told, told_of_tool
 from sagaspan._tool import Tool, tool_behind
+from sagaspan._tracebacks import outside as traceback_outside
 from sagaspan.policy import PolicyBook
 
 __all__ = [
     "Adapter", "LlmCall", "MadeWith", "PolicyBook", "Question", "Tool", "approver_here", "beside", "end_span",
     "execution_here", "finalize", "guard_function", "hearing", "is_from", "keyword_signature", "model_name",
-    "start_span", "task_here", "told", "told_of_tool", "tool_behind", "under_name",
+    "start_span", "task_here", "told", "told_of_tool", "tool_behind", "traceback_outside",
+    "under_name",
 ]  # fmt: skip

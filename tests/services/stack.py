@@ -148,7 +148,7 @@ class Stack:
         for shipped, here in (
             ("collector:8889", f"127.0.0.1:{self.metrics}"),
             ("collector:8888", f"127.0.0.1:{self.itself}"),
-            ("scrape_interval: 15s", "scrape_interval: 1s\n  scrape_timeout: 1s\n  evaluation_interval: 1s"),
+            ("scrape_interval: 15s", "scrape_interval: 4s\n  scrape_timeout: 4s\n  evaluation_interval: 1s"),
             ("host.docker.internal:9464", f"127.0.0.1:{self.exporter}"),
             ("[alerts.yaml]", f"[{ROOT / 'dashboards' / 'alerts.yaml'}]"),
         ):

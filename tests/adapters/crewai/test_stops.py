@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import threading
+import traceback
 from typing import Any
 
 import pytest
@@ -159,9 +160,12 @@ def test_a_critical_failure_ends_the_kickoff_as_that_error(guard: Guard, world: 
 
     crew = crew_of([SCRIPT[0], ask("charge", amount=1), SCRIPT[1]], [*shop(world), charge], native)
     policies = {**UNDONE, "charge": Policy(critical=True, error_means="failed")}
-    with pytest.raises(ZeroDivisionError, match="no card"):
+    with pytest.raises(ZeroDivisionError, match="no card") as raised:
         guard.wrap(crew, policies).kickoff()
     assert world == ["book a", 1, "cancel a"]
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    assert frames[-1].name == "charge"
+    assert not [frame for frame in frames if "site-packages/crewai" in frame.filename]
 
 
 def test_an_error_of_the_user_undoes_and_passes_through(guard: Guard, world: list[object]) -> None:

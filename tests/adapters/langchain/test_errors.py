@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -441,3 +442,25 @@ def test_a_refusal_is_an_error_for_langchains_callbacks(guard: Guard) -> None:
         )
     assert isinstance(message, ToolMessage)
     assert (message.name, message.status, message.tool_call_id) == ("pay", "error", "c9")
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_a_failure_shows_the_code_of_the_agent_and_the_tool(
+    guard: Guard, agent_with: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """And not the fifty frames of ours and the framework's between them, which SAGASPAN_TRACEBACKS=full keeps."""
+
+    def body(amount: float) -> None:
+        raise Lost
+
+    agent = guard.wrap(agent_with(body, 1.0), {"pay": {"effect": "write"}})
+    shown = []
+    for kept in ("", "full"):
+        monkeypatch.setenv("SAGASPAN_TRACEBACKS", kept)
+        with pytest.raises(Lost) as raised:
+            await agent.ainvoke(ask()) if way == "ainvoke" else agent.invoke(ask())
+        shown.append([frame.name for frame in traceback.extract_tb(raised.value.__traceback__)])
+    short, full = shown
+    assert short[0] == full[0] == "test_a_failure_shows_the_code_of_the_agent_and_the_tool"
+    assert short[-2:] == full[-2:] == ["pay", "body"]
+    assert len(short) < 10 < 30 < len(full)
