@@ -284,8 +284,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="otel 5",
         rule="The Collector drops what was said and done before it keeps or sends anything.",
         file="otel-collector.yaml",
-        old="      processors: [memory_limiter, transform/content, redaction]\n",
-        new="      processors: [memory_limiter, redaction]\n",
+        old="      processors: [memory_limiter, transform/content, transform/ids, redaction]\n",
+        new="      processors: [memory_limiter, transform/ids, redaction]\n",
         tests=("tests/test_collector.py::test_memory_is_limited_first_and_content_goes_before_anything_is_kept",),
     ),
     Rule(
@@ -300,8 +300,8 @@ RULES: Final[tuple[Rule, ...]] = (
         section="otel 5",
         rule="Sampling keeps every trace with a run.",
         file="otel-collector.yaml",
-        old="""span.attributes["sagaspan.run.id"]""",
-        new="""span.attributes["sagaspan.run"]""",
+        old="""span.attributes["sagaspan.run.id"] != nil""",
+        new="""span.attributes["sagaspan.run"] != nil""",
         tests=("tests/test_collector.py::test_sampling_keeps_what_we_emit_under_the_names_that_we_use",),
     ),
     Rule(
