@@ -74,7 +74,9 @@ class _Collector:
         from prometheus_client.core import GaugeMetricFamily
 
         metric = semconv.METRICS[semconv.METRIC_STATUS]
-        family = GaugeMetricFamily(_name(semconv.METRIC_STATUS), metric.meaning, labels=map(_name, metric.dimensions))
+        family = GaugeMetricFamily(
+            _name(semconv.METRIC_STATUS), metric.meaning, labels=[*map(_name, metric.dimensions)]
+        )
         for count, attributes in _counts(self._settings):
             family.add_metric([attributes[dimension] for dimension in metric.dimensions], count)
         yield family

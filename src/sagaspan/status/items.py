@@ -169,7 +169,7 @@ def _stopped(store: Any, run: RunRecord) -> Item | None:
     failed = call.state is CallState.FAILED
     what = "failed, so it was not sent" if failed else "may or may not have been sent"
     again = "; entering the run again sends it again" if failed else ""
-    problem = "" if call.error_message is None else f" ({_short(codecs.legible(call.error_message), 80)})"
+    problem = "" if call.error_message is None else f" ({_short(codecs.legible(call.error_message) or '', 80)})"
     return Item(
         kind="run", id=run.id, namespace=run.namespace, what=run.name, state=run.state,
         why=f"has ended well, but its deferred call {call.tool} {what}{problem}{again}",
@@ -233,6 +233,6 @@ def _abandoned(store: Any, call: CallRecord) -> str | None:
     return None if verdict is Verdict.ALIVE else f"nobody knows how it ended; it was held by {holder}"
 
 
-def _short(text: str, width: int) -> str:
-    text = visible(text)
+def _short(text: str | None, width: int) -> str:
+    text = visible(text or "")
     return text if len(text) <= width else text[: width - 1] + "…"
