@@ -12,7 +12,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 T = TypeVar("T")
 
-PATIENCE: Final = 120.0  # seconds; a machine that is busy fails no test
+PATIENCE: Final = 300.0  # seconds; a machine that is busy fails no test
 _opener: Final = build_opener(ProxyHandler({}))
 
 

@@ -27,6 +27,10 @@ from tests.services.stack import ROOT, Stack
 pytestmark = [
     pytest.mark.services,
     pytest.mark.skipif(found("prometheus") is None, reason="no Prometheus here: python -m tests.services.programs"),
+    pytest.mark.skipif(
+        "PYTEST_XDIST_WORKER" in os.environ,
+        reason="real servers are started by one process: pytest -n 0 tests/services",
+    ),
 ]
 
 FAILS = """
