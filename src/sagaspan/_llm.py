@@ -48,7 +48,6 @@ from sagaspan.ledger.claims import Claim
 from sagaspan.ledger.records import CallRecord, CallState, UsageRecord
 from sagaspan.ledger.room import Room
 from sagaspan.ledger.store import ReserveChange
-from sagaspan.llm.catalogue import provider_by_name
 from sagaspan.llm.demand import Demand
 from sagaspan.llm.prices import Price, Prices
 from sagaspan.llm.responses import read_usage
@@ -106,7 +105,7 @@ class LlmCall:
         self.operation = operation
         self.provider = provider
         self._asked = llm_spans.Asked(
-            model=model, operation=operation, provider=provider or provider_by_name(model) or "unknown"
+            model=model, operation=operation, provider=provider or prices.provider_of(model) or "unknown"
         )
         self.output_limit: int | None = None
         self._limit_output = limit_output
